@@ -7,14 +7,16 @@ with stand-ins and has a second set for dark screens. matplotlib is an extra.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern_accel.files import write_whole
+from lantern_accel.errors import RequestError
+from lantern_accel.files import check_target, write_whole
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 INK, MUTED, RULE, BAND, BAR = "#222222", "#5b6570", "#dfe3e7", "#eceff1", "#0072b2"
@@ -83,14 +85,14 @@ def plot_style() -> Iterator[None]:
 
 def panels(
     count: int, width: float = 4.2, height: float = 3.4, columns: int | None = None
-) -> tuple[Any, Any]:
+) -> tuple[Figure, list[Axes]]:
     """Return a figure and its axes, ``count`` panels of inches, ``columns`` (None: all) side by side."""
     from matplotlib.figure import Figure
 
     wide = min(count, columns or count)
     rows = -(-count // wide)
     figure = Figure(figsize=(width * wide, height * rows), layout="constrained")
-    return figure, figure.subplots(rows, wide, squeeze=False).flatten()
+    return figure, figure.subplots(rows, wide, squeeze=False).flatten().tolist()
 
 
 def colour_of(strategy: str, order: int = 0) -> str:
@@ -103,3 +105,37 @@ def save(figure: Figure, path: Path, dpi: int = 120) -> None:
     """Write a figure in the format of the name's ending, whole or not at all."""
     kind = path.suffix[1:].lower()
     write_whole(path, lambda stream: figure.savefig(stream, format=kind, dpi=dpi))
+
+
+# --- speed over quality loss --------------------------------------------------------------------
+
+
+def check_plot(path: Path) -> None:
+    """Raise RequestError before any work where a plot cannot be written to ``path``."""
+    if path.suffix.lower() not in (".png", ".svg"):
+        raise RequestError(f"{path} has no format for a plot; name it .png or .svg")
+    check_target(path)
+    try:
+        import matplotlib  # noqa: F401, asked for before minutes of measuring
+    except ImportError:
+        raise RequestError('plots need matplotlib; pip install "lantern-accel[report]"') from None
+
+
+def write_plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Write the speed-up of each row over its total variation per token, with 95 % intervals."""
+    with plot_style():
+        figure, (axis, *_) = panels(1, width=6.4, height=4.2)
+        for number, row in enumerate(rows):
+            x, y = row["total_variation_per_token"], row["speedup"] or 1.0
+            low, high = row["speedup_interval"] or (y, y)
+            name = str(row["strategy"])
+            colour = colour_of(name.partition(":")[0], number)
+            axis.errorbar(x, y, [[y - low], [high - y]], fmt="o", color=colour, linewidth=0.8)
+            batch = f", batch {row['batch']}" if len({one["batch"] for one in rows}) > 1 else ""
+            axis.annotate(f"{name}{batch}", (x, y), fontsize=7, xytext=(5, 4), color=INK,
+                          textcoords="offset points")  # fmt: skip
+        axis.set_xlabel("total variation per token, 0: exact")
+        axis.set_ylabel("speed of decoding over plain decoding")
+        axis.set_ylim(bottom=0)
+        axis.margins(x=0.25)
+        save(figure, path)

@@ -121,7 +121,7 @@ def _read(
 
     runs, origins, conformance, called = [], [], [], []
     for text in files:
-        name, named = _renamed(text)
+        name, named = _split_name(text)
         check_name(name)
         pattern = glob.has_magic(named) and not Path(named).exists()
         found = sorted(glob.glob(named)) if pattern else [named]
@@ -152,7 +152,7 @@ def _read(
     return runs, origins, conformance, called
 
 
-def _renamed(text: str) -> tuple[str, str]:
+def _split_name(text: str) -> tuple[str, str]:
     """Split ``NAME=FILE``; a file whose own name has a ``=`` stays whole."""
     name, sign, path = text.partition("=")
     if sign and not Path(text).exists():

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -15,7 +15,7 @@ from lantern_accel.cli.console import note, print_json, say
 from lantern_accel.cli.options import Loading, Weights, strategy_words, with_options
 from lantern_accel.errors import RequestError
 from lantern_accel_profiles.commands.tables import numbers, show_markdown, whole_numbers
-from lantern_accel_profiles.report.tradeoff import check_plot, write_plot
+from lantern_accel_profiles.plot_style import check_plot, write_plot
 
 if TYPE_CHECKING:
     from lantern_accel_profiles.measure.record import Run
@@ -139,12 +139,14 @@ def measure_run(
     drafts: str | None = None,
     window: int | None = None,
     check: bool = False,
-    **asked_for: Any,
+    batches: Sequence[int] = (1,),
+    seed: int = 0,
+    wait: float = 0.0,
 ) -> Run:
     """Load a model and measure a run, into ``output`` if it is not None.
 
     ``changes``: of the quick or full plan, None keeps its value; ``prompts``: a file, or prompts;
-    ``check``: also run the checks of `conform`; ``asked_for``: further fields of the request.
+    ``check``: also run the checks of `conform`.
     """
     from lantern_accel_profiles.store import check_name, check_output
 
@@ -177,7 +179,9 @@ def measure_run(
             trace=trace,
             conform=run_checks if check else None,
             window=window is not None,
-            **asked_for,
+            batches=batches,
+            seed=seed,
+            wait=wait,
         )
         return Profiler(pipeline, request, output, resume=resume, say=note).measure()
 

@@ -65,7 +65,7 @@ def tune(
         tree = asked.name != AUTO
         choices = search.run([1] if tree else sizes, repeats)
         if output is not None:
-            write_json(output, search.written(choices))
+            write_json(output, search.dump(choices))
     if tree:
         return _tell_tree(choices[0])
     for size, choice in zip(sizes, choices, strict=True):

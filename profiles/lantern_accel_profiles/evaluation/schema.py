@@ -147,7 +147,7 @@ class Suite(Record):
     protocol: Protocol
     count: int = Field(ge=2, description="images per strategy")
     seed: int
-    sampling: dict[str, Any]
+    sampling: dict[str, object]
     chunk: int = Field(ge=1, description="images of one request: what a stop can lose")
     batch: int = Field(ge=1, description="batch size")
     prompts_source: str

@@ -223,7 +223,7 @@ def tables(suite: Suite) -> list[Table]:
     found = [Table(title, heads, rows, _notes(suite))]
     columns = [[c.title, c.network, c.preprocessing or DASH, c.note or DASH] for c in suite.columns]
     found.append(Table("How it is measured", ["figure", "network", "images", "note"], columns))
-    return [*found, _published(suite)] if suite.published else found
+    return [*found, _published_table(suite)] if suite.published else found
 
 
 def _notes(suite: Suite) -> list[str]:
@@ -270,7 +270,7 @@ def _notes(suite: Suite) -> list[str]:
     return notes + [f"Not measured: {', '.join(of)} ({why})." for why, of in reasons.items()]
 
 
-def _published(suite: Suite) -> Table:
+def _published_table(suite: Suite) -> Table:
     titles = {column.key: column.title for column in suite.columns}
     keys = [key for key in titles if any(key in row.metrics for row in suite.published)]
     heads = ["method", "model", "exact", "drafter", "speed-up", "tokens per step"]

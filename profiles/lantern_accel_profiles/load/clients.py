@@ -76,7 +76,7 @@ class Clients:
             body["size"] = IMPOSSIBLE
         return body
 
-    async def noted(self, sample: Reply, work: Awaitable[None] | None = None) -> None:
+    async def record_times(self, sample: Reply, work: Awaitable[None] | None = None) -> None:
         """Let one client do its work, by default :meth:`ask`, and note its times and what failed."""
         sample.began = self.now()
         try:
@@ -110,10 +110,8 @@ class Clients:
 
     async def _read(self, sample: Reply, answer: httpx.Response) -> dict[str, Any]:
         """Return an answer, or the completed event of a stream, whose first partial image is noted."""
-        found: dict[str, Any]
         if not self.options.partials:
-            found = json.loads(await answer.aread())
-            return found
+            return dict(json.loads(await answer.aread()))
         async for line in answer.aiter_lines():
             if not line.startswith("data: ") or line == "data: [DONE]":
                 continue
@@ -123,7 +121,7 @@ class Clients:
             if found["type"].endswith("partial_image") and sample.first is None:
                 sample.first = self.now()
             if found["type"].endswith("completed"):
-                return found
+                return dict(found)
         raise ValueError("the stream broke off before it was completed")
 
     async def energy(self) -> tuple[str, float] | None:

@@ -79,7 +79,7 @@ class Levels:
             while waiting:
                 sample = self.next()
                 sample.prompt = waiting.pop(0)
-                await self.clients.noted(sample)
+                await self.clients.record_times(sample)
                 if sample.outcome == "ok":
                     taken.append(sample.prompt)
                 elif sample.status != 400:
@@ -110,7 +110,7 @@ class Levels:
                 if number == at_once:
                     began = clients.now()
                     energy.append(asyncio.ensure_future(clients.energy()))
-                await clients.noted(sample)
+                await clients.record_times(sample)
                 seen.append((sample, counted))
                 left -= counted
                 if not left:
@@ -144,7 +144,7 @@ class Levels:
             others_cpu=not_measured("--pid says which process the service is")
             if pid is None
             else others,
-            samples=[_kept(sample, counted) for sample, counted in seen],
+            samples=[_load_sample(sample, counted) for sample, counted in seen],
         )
 
     async def idle(self) -> None:
@@ -161,7 +161,7 @@ class Levels:
             await asyncio.sleep(0.05)
 
 
-def _kept(sample: Reply, counted: bool) -> LoadSample:
+def _load_sample(sample: Reply, counted: bool) -> LoadSample:
     figures, gap = sample.statistics, not_measured("no partial image came")
     return LoadSample(
         prompt=sample.prompt,

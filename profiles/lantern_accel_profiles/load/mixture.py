@@ -54,7 +54,7 @@ class Mixture:
                 while waiting:
                     sample = waiting.pop(0)
                     self.samples.append(sample)
-                    await self.clients.noted(sample, self._behave(sample))
+                    await self.clients.record_times(sample, self._behave(sample))
 
             await asyncio.gather(*(client() for _ in range(self.options.concurrency)))
             seconds = self.clients.now()

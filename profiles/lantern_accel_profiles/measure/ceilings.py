@@ -9,7 +9,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -73,12 +72,12 @@ def measure_ceilings(
     )
 
 
-def raised(found: Ceilings, dtype: str, cell: StepCell) -> Ceilings:
+def raise_ceilings(found: Ceilings, dtype: str, cell: StepCell) -> Ceilings:
     """Return ceilings of which none is below what a cell's fastest step has reached.
 
     Simple work is not always the fastest: weights may stay in a cache, or have a product of their own.
     """
-    seconds, changes = min(cell.ms) / 1e3, dict[str, Any]()
+    seconds, changes = min(cell.ms) / 1e3, dict[str, object]()
     rate, width = found.matmul_flops.get(dtype), found.bandwidth
     if is_measured(rate) and cell.floor_flops > rate * seconds:
         changes["matmul_flops"] = found.matmul_flops | {dtype: cell.floor_flops / seconds}
@@ -170,14 +169,14 @@ def _launch(backend: Backend) -> tuple[Reading, Reading]:
     if not able:
         return eager, not_measured(able.reason or f"backend {backend.name!r} captures no step")
 
-    def captured() -> float:
+    def time_captured() -> float:
         replay = backend.capture(chain, "launch")
         try:
             return _best_seconds(backend, replay) / CHAIN
         finally:
             replay.release()
 
-    return eager, _reading(captured, "the capture failed")
+    return eager, _reading(time_captured, "the capture failed")
 
 
 # --- the stopwatch that all of it is read from ----------------------------------------------------

@@ -250,23 +250,23 @@ class Measurement:
             first = (str(error).splitlines() or [""])[0]
             known = isinstance(error, LanternError)
             reason = str(error) if known else f"{type(error).__name__}: {first}"
-            run.state = "interrupted"
+            run.state, rest = "interrupted", self.describe_rest()
             if stopped or isinstance(error, Exception):
                 self._end(session, stopped or reason)
             if stopped:
-                self.say(f"interrupted; {self.kept()}")
+                self.say(f"interrupted; {rest}")
             if isinstance(error, BackendError):  # of its own type, with what is left
-                error.args = (f"{error}; {self.kept()}",)
+                error.args = (f"{error}; {rest}",)
             if known or not isinstance(error, Exception):
                 raise
             raise BackendError(
-                f"the device {self.backend.device} failed while measuring ({reason}); {self.kept()}"
+                f"the device {self.backend.device} failed while measuring ({reason}); {rest}"
             ) from error
         run.environment.conditions_after = environment.conditions(self.backend)
         run.state = "complete"
         self._end(session, "")
 
-    def kept(self) -> str:
+    def describe_rest(self) -> str:
         """Say what an interruption leaves, and how to go on."""
         where = "lost; -o keeps it" if self.out is None else f"kept in {self.out}"
         return f"what was finished is {where}; go on with the same command"
@@ -323,7 +323,7 @@ class Profiler(Measurement):
 
     def measure(self) -> Run:
         """Measure what the file does not hold yet; raises as :meth:`session`."""
-        complete = all(map(self._done, self.cells)) and not self._unpriced()
+        complete = all(map(self._is_done, self.cells)) and not self._list_unpriced()
         if complete and self.run.state == "complete":
             self.say("the run is complete already")
             return self.run
@@ -331,9 +331,9 @@ class Profiler(Measurement):
             self._measure()
         return self.run
 
-    def kept(self) -> str:
+    def describe_rest(self) -> str:
         """Say what an interruption leaves, and how to go on."""
-        done = f"{sum(map(self._done, self.cells))} of {len(self.cells)} cells"
+        done = f"{sum(map(self._is_done, self.cells))} of {len(self.cells)} cells"
         if self.out is None:
             return f"{done} were finished; -o keeps them"
         way = "" if self.resumes else " and --resume"
@@ -348,7 +348,7 @@ class Profiler(Measurement):
         for temperature in request.temperatures:
             for batch in request.batches:
                 here = [c for c in self.cells if (c.batch, c.temperature) == (batch, temperature)]
-                self._group([cell for cell in here if not self._done(cell)])
+                self._group([cell for cell in here if not self._is_done(cell)])
             self._price(temperature)
         if request.trace is not None:
             # One image, where there is such a cell; auto, where it is among them.
@@ -359,7 +359,7 @@ class Profiler(Measurement):
 
     # --- speed ---------------------------------------------------------------------------------
 
-    def _done(self, cell: Cell) -> bool:
+    def _is_done(self, cell: Cell) -> bool:
         plan, n = self.request.plan, len(cell.samples)
         seconds = sum(s.wall for s in cell.samples if is_measured(s.wall))
         return n >= plan.samples and (seconds >= plan.seconds or n >= MOST_SAMPLES)
@@ -373,16 +373,18 @@ class Profiler(Measurement):
                 self.keep(force=False)
         if not cells:
             return
-        self.say(f"batch {cells[0].batch}, temperature {cells[0].temperature:g}{self._left()}")
+        self.say(
+            f"batch {cells[0].batch}, temperature {cells[0].temperature:g}{self._describe_left()}"
+        )
         self.pipeline.engines.keep(len(cells))
         self._warm(cells)
-        for cell in interleave(cells, lambda c: len(c.samples), self._done, self.request.seed):
+        for cell in interleave(cells, lambda c: len(c.samples), self._is_done, self.request.seed):
             self._sample(cell)
 
-    def _left(self) -> str:
+    def _describe_left(self) -> str:
         """Say how long the whole run still takes, quality included; empty before anything has run."""
         images = sum(
-            images_for(self._relaxed(temperature), self.request.plan.quality_images)
+            images_for(self._count_relaxed(temperature), self.request.plan.quality_images)
             for temperature in self.request.temperatures
         )
         seconds = seconds_left(self.cells, self.request.plan, self.number, images)
@@ -395,7 +397,7 @@ class Profiler(Measurement):
         most = samples.QUICK_WARMUPS if self.request.plan.quick else samples.MOST_WARMUPS
         for number in range(most):
             for cell in [cell for cell in cells if not cell.settled]:
-                self.say(f"{cell.name}: warm-up{self._left()}")
+                self.say(f"{cell.name}: warm-up{self._describe_left()}")
                 cell.warmup.append(
                     samples.warm_up(self.pipeline, cell, self.prompts, 2 + number, self.number)
                 )
@@ -419,13 +421,13 @@ class Profiler(Measurement):
         taken, wanted = len(cell.samples), self.request.plan.samples
         if time.monotonic() - self._said > PACE:  # in a pipe each is a line
             of = f" of {wanted}" if taken <= wanted else ""
-            self.say(f"{cell.name}: sample {taken}{of}{self._left()}")
+            self.say(f"{cell.name}: sample {taken}{of}{self._describe_left()}")
             self._said = time.monotonic()
         self.keep(force=False)
 
     # --- quality -------------------------------------------------------------------------------
 
-    def _unpriced(self) -> list[Cell]:
+    def _list_unpriced(self) -> list[Cell]:
         """Return relaxed cells whose quality loss is missing, or lacks images or a package."""
         images = self.request.plan.quality_images
 
@@ -437,19 +439,19 @@ class Profiler(Measurement):
 
         return [cell for cell in self.cells if images and cell.relaxed and open_(cell)]
 
-    def _relaxed(self, temperature: float) -> int:
+    def _count_relaxed(self, temperature: float) -> int:
         """Return how many relaxed strategies wait for their quality loss at one temperature."""
-        waiting = [cell for cell in self._unpriced() if cell.temperature == temperature]
+        waiting = [cell for cell in self._list_unpriced() if cell.temperature == temperature]
         return len({cell.strategy.model_dump_json() for cell in waiting})
 
     def _price(self, temperature: float) -> None:
         """Measure the quality loss of every relaxed strategy at one temperature; make the sheet."""
-        unpriced = [c for c in self._unpriced() if c.temperature == temperature]
+        unpriced = [c for c in self._list_unpriced() if c.temperature == temperature]
         if not unpriced:
             return
         images = self.request.plan.quality_images
-        self.say(f"quality loss: {images} images per strategy{self._left()}")
-        pieces = images_for(self._relaxed(temperature), images)
+        self.say(f"quality loss: {images} images per strategy{self._describe_left()}")
+        pieces = images_for(self._count_relaxed(temperature), images)
         began = time.perf_counter()
 
         def tell(text: str) -> None:

@@ -181,13 +181,13 @@ def _step_ms(
     if apart:
         sums = dict.fromkeys(STEP_PHASES, 0.0)
 
-        def clocked(part: Replay) -> None:
+        def add_times(part: Replay) -> None:
             for name, seconds in (part.timed() or {}).items():
                 sums[name] = sums.get(name, 0.0) + seconds
 
         functions = ready.engine.functions
         parts = {
-            n: partial(clocked, one) for n, one in functions.items() if isinstance(one, Replay)
+            n: partial(add_times, one) for n, one in functions.items() if isinstance(one, Replay)
         }
         with in_place(ready.engine, parts | {"prefill": ready.prefill}):
             seconds, steps = once()

@@ -17,7 +17,6 @@ from contextlib import ExitStack
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -43,7 +42,7 @@ from lantern_accel.strategy.trees import (
     tree_paths,
 )
 from lantern_accel.strategy.values import Sampling, StaticTree, Strategy, named_strategy
-from lantern_accel_profiles.measure.ceilings import raised
+from lantern_accel_profiles.measure.ceilings import raise_ceilings
 from lantern_accel_profiles.measure.environment import check_clock
 from lantern_accel_profiles.measure.prompts import prompts_of
 from lantern_accel_profiles.measure.record import Plan, Run, RunSettings, StepCell
@@ -245,7 +244,7 @@ def measure(
     nodes: Sequence[int] = (8, 16, 32, 60),
     at: Sequence[float] = (0.5,),
     repeats: int = 10,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
     out: Path | None = None,
     command: str = COMMAND,
     say: Say = lambda text: None,
@@ -336,7 +335,7 @@ def _measure_in_turns(
                             cell.vanilla_ms.append(base.ms())
                     base = held.enter_context(StepTimer(backend, model, cells[0], sampling))
             if not isinstance(run.ceilings, str):
-                run.ceilings = raised(run.ceilings, run.settings.dtype, cell)
+                run.ceilings = raise_ceilings(run.ceilings, run.settings.dtype, cell)
             run.steps = [one for one in run.steps if one.key != cell.key] + [cell]
             # Passes at the end, by their rows: the plain one was measured first.
             run.steps.sort(key=lambda one: one.kind == "pass" and one.nodes)

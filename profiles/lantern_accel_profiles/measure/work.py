@@ -152,7 +152,7 @@ def _guessing(head: DraftHead, images: int, guesses: int) -> Need:
     return operations, float(head.head.element_size() * (state + seen + each))
 
 
-def _spared(part: Any, head: Tensor) -> float:
+def _count_spared(part: Any, head: Tensor) -> float:
     """Return the bytes that a pass does not read, since its weights are quantized."""
     found = projections(getattr(part, "layers", part))
     found += [one for one in projections(part) if one.weight is head and one not in found]
@@ -193,7 +193,7 @@ def _pass(part: Any, head: Tensor, rows: int, nodes: int, heads: int, slots: int
     operations += 4.0 * rows * nodes * slots * dim * layers
     kept = getattr(config, "kv_heads", config.n_head) * config.head_dim
     cache = 2.0 * layers * rows * slots * kept
-    return operations, width * (weights + head_size + cache) - _spared(part, head)
+    return operations, width * (weights + head_size + cache) - _count_spared(part, head)
 
 
 def drafted_levels(step: Engine | Step) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,7 @@ class Interval(Record):
     n: int = Field(ge=1)
 
     @model_validator(mode="after")
-    def _ordered(self) -> Interval:
+    def _check_order(self) -> Interval:
         if self.low > self.high:
             raise ValueError(f"the interval runs from {self.low} down to {self.high}")
         return self
@@ -83,7 +83,7 @@ def _widening(blocks: float) -> float:
     return t / z * math.sqrt((free + 1) / free)
 
 
-def paired(of: Callable[..., Any], *columns: Sequence[float], in_turns: bool = False) -> Interval:
+def paired(of: Callable[..., Array], *columns: Sequence[float], in_turns: bool = False) -> Interval:
     """Return a statistic of samples and its interval; entry i of all columns is one sample.
 
     ``of`` reduces the last axis of every column. Columns are cut to the shortest and resampled

@@ -89,7 +89,7 @@ def _rest(left: Tensor | None, spent: Tensor, probability: Tensor) -> Tensor | N
     return rest.clamp(max=1.0)
 
 
-def _kept(node: _Node, p: Tensor, q: Tensor, left: Tensor | None) -> tuple[Tensor, Tensor]:
+def _keep_mass(node: _Node, p: Tensor, q: Tensor, left: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return ``min(q, A)`` of every code and how many neighbours each absorbs, ``[n, V]`` both."""
     n, vocab = p.shape
     if left is not None:
@@ -145,7 +145,7 @@ def _drawn_law(
     A rejection is summed over all codes where that is little work; else one code stands for all.
     """
     none = q.sum(-1, keepdim=True) <= NOTHING
-    kept, absorbed = _kept(node, p, q, left)
+    kept, absorbed = _keep_mass(node, p, q, left)
     refused = (q - kept).clamp(min=0.0)
     if drafts == 1:
         law = kept + _last_refusals(node, p, q, refused, absorbed)
@@ -195,7 +195,7 @@ def _summed_law(node: _Node, p: Tensor, q: Tensor, drafts: int, uniform: Tensor)
     now, drafted = p.unsqueeze(0), q.unsqueeze(0)
     if drafts == 1:
         return _drawn_law(node, now, drafted, left, 1, uniform.unsqueeze(0))[0]
-    kept, _ = _kept(node, now, drafted, left)
+    kept, _ = _keep_mass(node, now, drafted, left)
     refused = (drafted - kept).clamp(min=0.0)[0]
     count = int((refused > NOTHING).sum())
     if not count:
@@ -263,7 +263,9 @@ def token_price(
     return float((law - p).clamp(min=0.0).sum())
 
 
-def _decided(tree: DraftTree, path: Tensor, length: Tensor) -> Iterator[tuple[int, int, int, int]]:
+def _list_decisions(
+    tree: DraftTree, path: Tensor, length: Tensor
+) -> Iterator[tuple[int, int, int, int]]:
     """Go through image, level, node and children of every token that a step has tried drafts for."""
     children = tree.num_children.cpu()
     for image, kept in enumerate(length.tolist()):
@@ -290,7 +292,7 @@ def path_prices(
     rule = host_rule(rule)
     out = torch.zeros(len(probs), len(tree.max_children))
     path, numbers = path.cpu(), uniforms.cpu()
-    for image, depth, node, count in _decided(tree, path, length.cpu()):
+    for image, depth, node, count in _list_decisions(tree, path, length.cpu()):
         first = int(tree.first_child[image, node])
         slot = sum(tree.max_children[:depth])
         q = None

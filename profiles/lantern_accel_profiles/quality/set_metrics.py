@@ -128,7 +128,7 @@ class Reference:
     def of_features(cls, features: NDArray[np.floating]) -> Reference:
         """Return the moments of features ``[n, d]``; the covariance is over n - 1."""
         x = np.asarray(features, dtype=np.float64)
-        n, d = _checked(x).shape
+        n, d = _check(x).shape
         mean = x.mean(axis=0)
         centred = (x - mean) / np.sqrt(n - 1)
         # The factor is read for each resample, so it has no more rows than it must.
@@ -147,7 +147,7 @@ class FeatureSet:
 
     def __init__(self, features: NDArray[np.floating], reference: Reference) -> None:
         x = np.asarray(features, dtype=np.float64)
-        if _checked(x).shape[1] != len(reference.mean):
+        if _check(x).shape[1] != len(reference.mean):
             raise ValueError(f"features of {x.shape[1]} and of {len(reference.mean)} dimensions")
         # About the reference's mean: small numbers, and the same distance.
         self._x = x - reference.mean
@@ -218,7 +218,7 @@ def _root(covariance: Array) -> Array:
     return root
 
 
-def _checked(x: Array) -> Array:
+def _check(x: Array) -> Array:
     if x.ndim != 2 or len(x) < 2:
         raise ValueError(f"features of at least two images, [n, d], not {list(x.shape)}")
     if not np.isfinite(x).all():

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -21,13 +20,19 @@ from lantern_accel_profiles.report.record import Comparison, ModelSection
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 #: Words that stand next to points of the curve at most.
 MOST_NAMES = 12
 #: Largest over smallest from which an axis of seconds is logarithmic.
 WIDE = 20
 INSTALL = "pip install 'lantern-accel[report]'"
-WIDTH, HEIGHT = 4.7, 2.9
+WIDTH, HEIGHT = 4.7, 3.1
+TITLE = "Images per second over seconds per request"
+CAPTION = (
+    "Up and left is better. A line joins the batch sizes of a strategy. Hollow: not exact. Faded: "
+    "dominated by another point of the device. Crosses: no verdict."
+)
 #: What the page calls every colour, with its light and its dark value.
 PALETTE: dict[str, tuple[str, str]] = {
     **style.GROUND,
@@ -87,31 +92,11 @@ def load_pyplot() -> ModuleType:
     return plt
 
 
-@contextmanager
-def draw_axes(
-    into: list[Plot],
-    name: str,
-    title: str,
-    caption: str,
-    *,
-    height: float = HEIGHT,
-    wide: bool = False,
-) -> Iterator[Axes]:
-    """Give axes in the report's style, and add the figure drawn on them; ``name``: that no other has."""
-    plt = load_pyplot()
-    settings = {**style.rc(colour), "svg.fonttype": "none", "svg.hashsalt": name, "axes.grid": True}
-    with plt.rc_context(settings):
-        width = 2 * WIDTH if wide else WIDTH  # a phone's, or two of them next to each other
-        figure, axes = plt.subplots(figsize=(width, height), layout="constrained")
-        figure.patch.set_alpha(0)
-        axes.patch.set_alpha(0)
-        try:
-            yield axes
-            stream = io.BytesIO()
-            figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
-            into.append(Plot(_apply_theme(stream.getvalue().decode()), title, caption, wide))
-        finally:
-            plt.close(figure)
+def _svg(figure: Figure) -> str:
+    """Return a figure as inline SVG."""
+    stream = io.BytesIO()
+    figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
+    return _apply_theme(stream.getvalue().decode())
 
 
 def _apply_theme(svg: str) -> str:
@@ -135,58 +120,64 @@ def note(axes: Axes, text: str, point: tuple[float, float], away: tuple[int, int
 
 
 def figures(comparison: Comparison) -> dict[str, list[Plot]]:
-    """Draw all plots of each model, the curve first; a plot without data is left out."""
-    found: dict[str, list[Plot]] = {}
-    for section in comparison.models:
-        made = found.setdefault(section.model, [])
-        for wide in (True, False) if section.points else ():  # for screens, and for phones
-            _draw_curve(section, comparison.terms.latency_s, made, wide)
-    return found
+    """Plot each model's curve for screens and for phones; a plot without data is left out."""
+    bound = comparison.terms.latency_s
+    return {
+        section.model: [_plot_curve(section, bound, wide) for wide in (True, False)]
+        if section.points
+        else []
+        for section in comparison.models
+    }
 
 
-def _draw_curve(section: ModelSection, bound: float | None, into: list[Plot], wide: bool) -> None:
-    """Draw images per second over seconds; a line joins the batch sizes of a device and strategy."""
+def _plot_curve(section: ModelSection, bound: float | None, wide: bool) -> Plot:
+    """Plot images per second over seconds; a line joins the batch sizes of a device and strategy."""
+    plt = load_pyplot()
+    salt = {"svg.fonttype": "none", "svg.hashsalt": f"curve {wide}", "axes.grid": True}
+    with plt.rc_context({**style.rc(colour), **salt}):
+        width = 2 * WIDTH if wide else WIDTH  # a phone's, or two of them next to each other
+        figure, axes = plt.subplots(figsize=(width, HEIGHT), layout="constrained")
+        try:
+            figure.patch.set_alpha(0)
+            axes.patch.set_alpha(0)
+            _fill_curve(axes, section, bound, MOST_NAMES if wide else MOST_NAMES // 3)
+            return Plot(_svg(figure), TITLE, CAPTION, wide)
+        finally:
+            plt.close(figure)
+
+
+def _fill_curve(axes: Axes, section: ModelSection, bound: float | None, most: int) -> None:
     points, runs = section.points, section.runs
-    with draw_axes(
-        into,
-        f"curve {wide}",
-        "Images per second over seconds per request",
-        "Up and left is better. A line joins the batch sizes of a strategy. Hollow: not exact. Faded: "
-        "dominated by another point of the device. Crosses: no verdict.",
-        height=3.1,
-        wide=wide,
-    ) as axes:
-        lines: dict[tuple[str, str, float, bool], list[Point]] = {}
-        for one in sorted(points, key=lambda one: one.batch):
-            lines.setdefault((one.run, one.strategy, one.temperature, one.service), []).append(one)
-        for (run, *_), line in lines.items():
-            shade = colour(series_role(runs.index(run)))
-            judged = [one for one in line if not one.doubt]
-            axes.plot(
-                [one.seconds for one in judged],
-                [one.images_per_second.value for one in judged],
-                color=shade,
-                lw=1,
-                alpha=0.65 if any(one.front for one in judged) else 0.18,
-            )
-            for one in line:
-                _mark(axes, one, shade, MARKERS[runs.index(run) % len(MARKERS)])
-        seconds = [one.seconds for one in points] + ([bound] if bound else [])
-        if max(seconds) > WIDE * min(seconds):
-            axes.set_xscale("log", subs=[2, 5])
-            axes.xaxis.set_major_formatter("{x:g}")
-            axes.xaxis.set_minor_formatter("{x:g}")
-        else:
-            axes.set_xlim(0, 1.12 * max(seconds))
-        top = 1.15 * max(one.images_per_second.value for one in points)
-        axes.set_ylim(0, top)
-        if bound:
-            axes.axvline(bound, color=colour("ink"), lw=1, ls=(0, (4, 3)))
-            note(axes, f"{bound:g} s", (bound, top), (4, -9))
-        named = [one for one in points if one.front and not one.doubt]
-        _name_points(axes, named, MOST_NAMES if wide else MOST_NAMES // 3)
-        axes.set_ylabel("images per second")
-        axes.set_xlabel("seconds from request to images, median")
+    lines: dict[tuple[str, str, float, bool], list[Point]] = {}
+    for one in sorted(points, key=lambda one: one.batch):
+        lines.setdefault((one.run, one.strategy, one.temperature, one.service), []).append(one)
+    for (run, *_), line in lines.items():
+        shade = colour(series_role(runs.index(run)))
+        judged = [one for one in line if not one.doubt]
+        axes.plot(
+            [one.seconds for one in judged],
+            [one.images_per_second.value for one in judged],
+            color=shade,
+            lw=1,
+            alpha=0.65 if any(one.front for one in judged) else 0.18,
+        )
+        for one in line:
+            _mark(axes, one, shade, MARKERS[runs.index(run) % len(MARKERS)])
+    seconds = [one.seconds for one in points] + ([bound] if bound else [])
+    if max(seconds) > WIDE * min(seconds):
+        axes.set_xscale("log", subs=[2, 5])
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter("{x:g}")
+    else:
+        axes.set_xlim(0, 1.12 * max(seconds))
+    top = 1.15 * max(one.images_per_second.value for one in points)
+    axes.set_ylim(0, top)
+    if bound:
+        axes.axvline(bound, color=colour("ink"), lw=1, ls=(0, (4, 3)))
+        note(axes, f"{bound:g} s", (bound, top), (4, -9))
+    _name_points(axes, [one for one in points if one.front and not one.doubt], most)
+    axes.set_ylabel("images per second")
+    axes.set_xlabel("seconds from request to images, median")
 
 
 def _mark(axes: Axes, one: Point, shade: str, marker: str) -> None:

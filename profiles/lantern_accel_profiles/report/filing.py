@@ -19,7 +19,7 @@ from lantern_accel.errors import RequestError
 from lantern_accel.files import write_json
 from lantern_accel_profiles.measure.record import STEP_PHASES, Run, is_measured
 from lantern_accel_profiles.quality.interval import FEWEST
-from lantern_accel_profiles.report.rows import clock_jumps, disturbed, others_share
+from lantern_accel_profiles.report.rows import clock_jumps, describe_disturbance, others_share
 from lantern_accel_profiles.report.writing import percent
 from lantern_accel_profiles.store import COMMIT
 
@@ -77,7 +77,7 @@ def examine(run: Run, profiles: Sequence[DeviceProfile]) -> Examined:
     few = [cell for cell in run.cells if len(cell.samples) < 2]
     faults += [f"{c.name}: it has {len(c.samples)} samples, at least two are needed" for c in few]
     jumps = [cell for cell in run.cells if clock_jumps(cell.samples)]
-    faults += [f"{cell.name}: {disturbed(cell)}" for cell in jumps]
+    faults += [f"{cell.name}: {describe_disturbance(cell)}" for cell in jumps]
     if isinstance(run.clock, str):
         faults.append(f"its stopwatch was not checked ({run.clock})")
     elif not CLOCKS[0] <= run.clock.ratio <= CLOCKS[1]:

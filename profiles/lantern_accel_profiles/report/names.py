@@ -45,11 +45,11 @@ def readable_names(runs: Sequence[Run]) -> list[Run]:
     dtype or weights, every name says them, since they are other work.
     """
     labels = [_label(run, runs) for run in runs]
-    taken = {label for run, label in zip(runs, labels, strict=True) if not _generated(run)}
+    taken = {label for run, label in zip(runs, labels, strict=True) if not _match_generated(run)}
     found: list[Run] = []
     for run, label in zip(runs, labels, strict=True):
         name = label
-        if generated := _generated(run):
+        if generated := _match_generated(run):
             if labels.count(label) > 1:
                 label = f"{label}, {'-'.join(generated.groups()[:3])} {':'.join(generated.groups()[3:])}"
             alike = (f"{label} ({number})" for number in itertools.count(2))
@@ -59,7 +59,7 @@ def readable_names(runs: Sequence[Run]) -> list[Run]:
     return found
 
 
-def _generated(run: Run) -> re.Match[str] | None:
+def _match_generated(run: Run) -> re.Match[str] | None:
     return GENERATED.fullmatch(run.name)
 
 
@@ -70,7 +70,7 @@ def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 
 def _label(run: Run, runs: Sequence[Run]) -> str:
-    device, chosen = device_words(run), not _generated(run)
+    device, chosen = device_words(run), not _match_generated(run)
     rest = [one for one in runs if device_words(one) == device]
     words = [run.name if chosen else device]
     for name, (read, written) in PROPERTIES.items():
@@ -133,6 +133,6 @@ def setup_of(run: Run) -> tuple[object, ...]:
 
     That are the device, the model, the protocol and all software.
     """
-    device = device_words(run) if _generated(run) else run.name
+    device = device_words(run) if _match_generated(run) else run.name
     what = device, run.settings.model, run.settings.plan.quick
     return *what, *(read(run) for read, _ in PROPERTIES.values())

@@ -78,7 +78,7 @@ def offers(
             mine = [one for one in points if (one.run, one.service) == (run.name, service)]
             if not mine:
                 continue
-            kept, why = _kept(mine, terms)
+            kept, why = _select(mine, terms)
             alike = [one for one in points if one.run in repeats[run.name]]
             made = [_offer(run, mine, point, runs, alike, terms, profiles) for point in kept]
             if made:
@@ -97,7 +97,7 @@ def ranked_by_cost(found: Sequence[Offer]) -> bool:
     return len(parts) == 1 and None not in parts
 
 
-def _kept(mine: Sequence[Point], terms: Terms) -> tuple[list[Point], str]:
+def _select(mine: Sequence[Point], terms: Terms) -> tuple[list[Point], str]:
     """Return the points that meet the terms, and the reason if none does."""
     judged = [one for one in mine if not one.doubt]
     good = [one for one in judged if one.moved is not None and one.moved <= terms.tv_budget]

@@ -26,9 +26,9 @@ from lantern_accel_profiles.report.rows import (
     PERCENTILES,
     Row,
     busy_words,
-    disturbed,
+    describe_disturbance,
     fidelity_words,
-    pooled,
+    pool_samples,
     readings,
     row_of,
     why_unjudged,
@@ -179,7 +179,7 @@ def points_of(
     found: list[tuple[Point, list[float]]] = []
     for run in runs:
         for measured in run.cells:
-            if not measured.samples or (cell := pooled(run, measured)) is None:
+            if not measured.samples or (cell := pool_samples(run, measured)) is None:
                 continue
             row = ready[run.name, cell.strategy.name, cell.batch, cell.temperature]
             if cell is not measured:
@@ -207,7 +207,7 @@ def _point(row: Row, cell: Cell, terms: Terms) -> Point | None:
         in_time=float(np.mean([total <= (terms.latency_s or math.inf) for total in totals])),
         requests=len(totals),
         images_per_kwh=per_kwh(row.joules_per_image),
-        doubt=disturbed(cell),
+        doubt=describe_disturbance(cell),
         unsettled=why_unjudged(cell),
     )
 

@@ -162,7 +162,7 @@ def _environment(*, html_page: bool) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
-        finalize=None if html_page else _unmarked,
+        finalize=None if html_page else _escape_markup,
     )
     environment.globals["grouped"] = _group_by
     names = "number percent reading interval span reason times size"
@@ -179,7 +179,7 @@ def _environment(*, html_page: bool) -> Environment:
     return environment
 
 
-def _unmarked(one: object) -> object:
+def _escape_markup(one: object) -> object:
     """Return text without what Markdown would take for markup; code and Markup as they are."""
     if type(one) is not str:
         return one

@@ -137,7 +137,7 @@ def fidelity_words(moved: float | None) -> str:
 
 
 def busy_words(share: float) -> str:
-    """Say that other programs disturbed a measurement."""
+    """Say that other programs describe_disturbance a measurement."""
     return f"the machine was busy: other programs used {percent(share)} of the host"
 
 
@@ -244,7 +244,7 @@ def is_plain(cell: Cell) -> bool:
     return plain and all(s.steps == s.tokens - s.images for s in cell.samples)
 
 
-def pooled(run: Run, cell: Cell) -> Cell | None:
+def pool_samples(run: Run, cell: Cell) -> Cell | None:
     """Return a cell with the samples of all that did the same work, in the order of their times.
 
     None: the cell's samples are in that of plain decoding.
@@ -292,12 +292,12 @@ def why_unjudged(*cells: Cell) -> str:
             return "the file does not say whether warm-up had settled"
         if not cell.settled:
             return f"warm-up of {cell.strategy.name} did not settle"
-        if doubt := disturbed(cell):
+        if doubt := describe_disturbance(cell):
             return doubt
     return ""
 
 
-def disturbed(cell: Cell) -> str:
+def describe_disturbance(cell: Cell) -> str:
     """Say why no time of a cell is believed: a busy machine, or a clock that jumped; empty: neither."""
     if (share := others_share(cell)) is not None and share > BUSY:
         return busy_words(share)

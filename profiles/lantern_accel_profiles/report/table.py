@@ -115,7 +115,7 @@ def step_rows(run: Run) -> list[dict[str, Any]]:
 
     ``plain_ms`` is of plain decoding's step, or pass, timed in turns with this one.
     """
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     for cell in run.steps:
         if not cell.ms or isinstance(run.ceilings, str):
             continue
@@ -130,7 +130,7 @@ def step_rows(run: Run) -> list[dict[str, Any]]:
     return rows
 
 
-def _projected(run: Run) -> list[str]:
+def _project(run: Run) -> list[str]:
     """Say how long plain decoding of an image would take, from its steps at the start and the end."""
     known: dict[int, dict[float, float]] = {}
     for cell in run.steps:
@@ -174,5 +174,5 @@ def step_table(run: Run) -> str:
         if row["phase_ms"]:
             phases = ", ".join(f"{name} {ms:.3f}" for name, ms in row["phase_ms"].items())
             lines.append(f"\n{row['step']}, batch {row['batch']}, ms by phase: {phases}")
-    lines += _projected(run)
+    lines += _project(run)
     return "\n".join(lines)

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lantern_accel.generation.pipeline import Pipeline
     from lantern_accel.strategy.values import Strategy
-    from lantern_accel_profiles.tuning.search import Search
+    from lantern_accel_profiles.tuning.auto import AutoTuner
+    from lantern_accel_profiles.tuning.trees import TreeTuner
 
 
-def search_for(pipeline: Pipeline, strategy: Strategy, **given: Any) -> Search[Any]:
+def search_for(pipeline: Pipeline, strategy: Strategy, **given: Any) -> AutoTuner | TreeTuner:
     """Return the search for a strategy's drafts; ``given`` as :class:`.Search` takes it.
 
     Raises :class:`.StrategyError` where there is nothing to tune.

@@ -74,10 +74,10 @@ class AutoTuner(Search[AutoEvidence]):
     def settings(self) -> dict[str, object]:
         return {"lengths": [one.length for one in self.windows.lengths]}
 
-    def written(self, choices: Sequence[Choice]) -> dict[str, object]:
-        return self.evidence.model_dump(mode="json") | super().written(choices)
+    def dump(self, choices: Sequence[Choice]) -> dict[str, object]:
+        return self.evidence.model_dump(mode="json") | super().dump(choices)
 
-    def _counted(self, strategy: Strategy, length: int) -> Counted:
+    def _count(self, strategy: Strategy, length: int) -> Counted:
         """Decode each prompt once with drafts of one length; return the counts."""
         batch = min(COUNTED, len(self.prompts))
         shape = self.pipeline.model.family.usual_shape(self.pipeline.model)
@@ -105,7 +105,7 @@ class AutoTuner(Search[AutoEvidence]):
         todo = [length for length in lengths if length > 1 and length not in worth]
         for number, length in enumerate(todo, 1):
             began = time.perf_counter()
-            found = worth[length] = self._counted(self.windows, length)
+            found = worth[length] = self._count(self.windows, length)
             self.keep()
             needs = (time.perf_counter() - began) * (len(todo) - number)
             self.check_left(needs, "counting the other drafts")
@@ -113,7 +113,7 @@ class AutoTuner(Search[AutoEvidence]):
             self.say(f"windows of {length}: {rate}")
         worth[1] = (1, 1)
 
-    def _timed(self, one: Strategy, brings: dict[int, float], batch: int, times: Times) -> Estimate:
+    def _time(self, one: Strategy, brings: dict[int, float], batch: int, times: Times) -> Estimate:
         """Return a source that has these tokens per step, timed in turns where it is not.
 
         Lengths predicted too slow to be timed get no cost, and never run.
@@ -136,13 +136,13 @@ class AutoTuner(Search[AutoEvidence]):
             try:
                 if name not in e.copy_counts:
                     self.say(f"{name}: the copy is made once, and its drafts are counted")
-                    e.copy_counts[name] = self._counted(one, drafts.length + 1)
+                    e.copy_counts[name] = self._count(one, drafts.length + 1)
                     self.keep()
                     self.say(f"{name}: {_rate(e.copy_counts[name]):.2f} tokens per step")
                 counted, every = _rate(e.copy_counts[name]), (p.length for p in one.lengths)
                 brings = tokens_at_one_rate(counted, drafts.length + 1, every)
                 times = e.copy_times.setdefault(name, {})
-                found.append(self._timed(one, brings, batch, times))
+                found.append(self._time(one, brings, batch, times))
             except DoesNotFitError as error:
                 self.say(f"{name} is left out: {error}")
         best = max(found, key=lambda one: one.promise(batch), default=None)
@@ -152,8 +152,8 @@ class AutoTuner(Search[AutoEvidence]):
         """Return who runs in the final of a batch, plain decoding first."""
         e = self.evidence
         # What was counted here counts alone.
-        windows = self._timed(self.windows, e.tokens_per_step(), batch, e.times)
-        found = {PLAIN: self.pipeline.strategy(PLAIN), AUTO: pruned(windows.strategy)}
+        windows = self._time(self.windows, e.tokens_per_step(), batch, e.times)
+        found = {PLAIN: self.pipeline.strategy(PLAIN), AUTO: prune(windows.strategy)}
         if (drafts := self._best_copy(windows, batch)) is not None:
             found["self"] = drafts
         if self.strategy.acceptance.relaxed and self.pipeline.model.drafter is not None:
@@ -187,7 +187,7 @@ class AutoTuner(Search[AutoEvidence]):
         strategy = cells[best].strategy
         if best in (AUTO, "self"):
             strategy = strategy.model_copy(update={"name": AUTO})
-        choice = self.chosen(batch, strategy, best, cells)
+        choice = self.make_choice(batch, strategy, best, cells)
         words = ", ".join(f"{n} {c.tokens_per_second / plain:.2f}x" for n, c in cells.items())
         self.say(f"batch {batch}: {best} ({words})")
         return choice
@@ -206,7 +206,7 @@ def _rate(counted: Counted) -> float:
     return max(1.0, gained / steps) if steps else 1.0
 
 
-def pruned(strategy: Strategy) -> Strategy:
+def prune(strategy: Strategy) -> Strategy:
     """Return windows with only the lengths that could ever be faster, the shortest always.
 
     A length goes where a step costs more than the most that its drafts can add, or was not timed.

@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from lantern_accel.device.context import inference
 from lantern_accel.errors import RequestError
@@ -29,7 +29,7 @@ class Evidence(Record):
 
     kind: str
     schema_version: Literal[1] = 1
-    settings: dict[str, Any]
+    settings: dict[str, object]
 
 
 EvidenceT = TypeVar("EvidenceT", bound=Evidence)
@@ -69,7 +69,7 @@ class Search(ABC, Generic[EvidenceT]):
         if self.evidence != fresh:
             say("going on with what was measured before")
 
-    def key(self, batch: int) -> dict[str, Any]:
+    def key(self, batch: int) -> dict[str, object]:
         """Return what the choice for a batch depends on; 0: what was measured for all of them."""
         return self.pipeline.measurements.key(self.strategy, batch, self.sampling)
 
@@ -103,7 +103,7 @@ class Search(ABC, Generic[EvidenceT]):
         self.path.unlink(missing_ok=True)  # the choices are kept
         return choices
 
-    def written(self, choices: Sequence[Choice]) -> dict[str, object]:
+    def dump(self, choices: Sequence[Choice]) -> dict[str, object]:
         """Return choices, and what more is known of them, as ``tune -o`` writes it."""
         return {"choices": [one.model_dump(mode="json") for one in choices]}
 
@@ -152,7 +152,7 @@ class Search(ABC, Generic[EvidenceT]):
             if say is not None:
                 say(sum(len(one.samples) for one in entries), repeats * len(entries))
 
-    def chosen(
+    def make_choice(
         self,
         batch: int,
         strategy: Strategy,

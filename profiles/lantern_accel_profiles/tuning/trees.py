@@ -135,7 +135,7 @@ class TreeTuner(Search[TreeEvidence]):
             candidate.measured_compression = cell.step_compression
         winner = max(best, key=lambda c: c.measured_tokens_per_second or 0.0)
         environment = describe(self.pipeline.backend, self.pipeline.dtype)
-        return self.chosen(
+        return self.make_choice(
             batch,
             self.strategy.override(drafts=StaticTree(name="tuned", paths=winner.paths)),
             _words(winner.paths),
@@ -146,7 +146,7 @@ class TreeTuner(Search[TreeEvidence]):
             environment=environment.model_dump(mode="json"),
         )
 
-    def written(self, choices: Sequence[Choice]) -> dict[str, object]:
+    def dump(self, choices: Sequence[Choice]) -> dict[str, object]:
         return choices[0].model_dump(mode="json")
 
     def measure_rates(self) -> list[list[float]]:
@@ -160,8 +160,8 @@ class TreeTuner(Search[TreeEvidence]):
         for number, prompt in enumerate(islice(self.prompts, evidence.prompts, None), 1):
             taken, visits = self._visit(prompt, 100 + evidence.prompts)
             # Counted only when the prompt is done, so that an interruption counts nothing twice.
-            evidence.taken = _added(evidence.taken, taken)
-            evidence.visits = _added(evidence.visits, visits)
+            evidence.taken = _count_added(evidence.taken, taken)
+            evidence.visits = _count_added(evidence.visits, visits)
             evidence.prompts += 1
             self.keep()
             each = (time.perf_counter() - began) / number
@@ -184,7 +184,7 @@ class TreeTuner(Search[TreeEvidence]):
         engine: Engine = ready.engine
         taken, visits = _no_counts(), _no_counts()
 
-        def watched() -> None:
+        def count_step() -> None:
             # A device that tells lengths late runs a step more on an image that is complete: no visit.
             complete = int(engine.state.length) + 1 >= engine.geometry.tokens
             engine.step()
@@ -201,7 +201,7 @@ class TreeTuner(Search[TreeEvidence]):
                     taken[depth][nodes[path[depth + 1]][-1]] += 1
 
         sampling = self.pipeline.sampling(temperature=self.temperature)
-        self.pipeline.decode_only([prompt], cell.strategy, sampling, seed, step=watched)
+        self.pipeline.decode_only([prompt], cell.strategy, sampling, seed, step=count_step)
         return taken, visits
 
     def measure_costs(self, rates: Sequence[Sequence[float]]) -> list[dict[str, float]]:
@@ -234,7 +234,7 @@ class TreeTuner(Search[TreeEvidence]):
         return new_cell(self.strategy.override(drafts=tree), 1, self.temperature)
 
 
-def _added(above: list[list[float]], below: list[list[float]]) -> list[list[float]]:
+def _count_added(above: list[list[float]], below: list[list[float]]) -> list[list[float]]:
     return [[a + b for a, b in zip(*rows, strict=True)] for rows in zip(above, below, strict=True)]
 
 

@@ -59,7 +59,7 @@ def read_captions(
         raise DataError(
             f"--images names {folder}, which is not a folder; name the one of the images"
         )
-    listed = _listed(path)
+    listed = _read_list(path)
     chosen: dict[str, str | int] = {}
     for name, caption in listed:
         kept = chosen.get(name)
@@ -69,8 +69,8 @@ def read_captions(
         one.name for one in folder.iterdir() if one.is_file() and one.suffix.lower() in PICTURES
     }
     gone = [name for name in chosen if name not in there and not _is_there(folder / name)]
-    left_out = _counted("captions whose image is not there", gone)
-    left_out |= _counted("images without a caption", sorted(there - set(chosen)))
+    left_out = _count_left_out("captions whose image is not there", gone)
+    left_out |= _count_left_out("images without a caption", sorted(there - set(chosen)))
     seen: dict[str, str] = {}
     twice, prompts, images = [], [], []
     for name, caption in chosen.items():
@@ -86,7 +86,7 @@ def read_captions(
         seen[content] = name
         prompts.append(caption)
         images.append(folder / name)
-    left_out |= _counted("images that are there twice", twice)
+    left_out |= _count_left_out("images that are there twice", twice)
     if not prompts:
         raise DataError(
             f"no caption in {path} has its image in {folder} ({'; '.join(left_out.values())}); name "
@@ -107,7 +107,7 @@ def class_prompts(classes: int, count: int | None, usual: int) -> Captioned:
     return Captioned([i % classes for i in range(usual if count is None else count)])
 
 
-def _listed(path: Path) -> list[tuple[str, str | int]]:
+def _read_list(path: Path) -> list[tuple[str, str | int]]:
     """Return names of images and their captions."""
     try:
         if path.suffix == ".jsonl":
@@ -138,7 +138,7 @@ def _is_there(path: Path) -> bool:
         return False
 
 
-def _counted(what: str, names: Sequence[str]) -> dict[str, str]:
+def _count_left_out(what: str, names: Sequence[str]) -> dict[str, str]:
     if not names:
         return {}
     more = ", ..." if len(names) > NAMED else ""

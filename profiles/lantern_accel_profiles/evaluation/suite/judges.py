@@ -167,7 +167,9 @@ class Judges:
                 found |= dict.fromkeys(keys, not_measured(str(reason)))
         return found
 
-    def _seen(self, role: Literal["network", "manifold"], paths: Sequence[Path], at: Path) -> Seen:
+    def _look_at(
+        self, role: Literal["network", "manifold"], paths: Sequence[Path], at: Path
+    ) -> Seen:
         """Return what the network of a role sees; raises :class:`Unavailable` where there is none."""
         network, p = getattr(self, role), self.protocol
         if network is None:
@@ -176,7 +178,7 @@ class Judges:
         return kept_features(paths, network, rule, at, "features", self.say.advance)
 
     def _distances(self, paths: Sequence[Path], folder: Path) -> tuple[Reading, ...]:
-        seen, real = self._seen("network", paths, folder), self.real
+        seen, real = self._look_at("network", paths, folder), self.real
         if isinstance(real, str):
             raise Unavailable(real)
         fid, infinity = frechet(seen.features, real.moments, self.request.resamples)
@@ -187,7 +189,7 @@ class Judges:
         return fid, infinity, kid
 
     def _inception(self, paths: Sequence[Path], folder: Path) -> tuple[Reading, ...]:
-        logits = self._seen("network", paths, folder).logits
+        logits = self._look_at("network", paths, folder).logits
         if logits is None:
             assert self.network is not None
             raise Unavailable(f"{self.network.name} has no classes")
@@ -196,7 +198,7 @@ class Judges:
     def _covering(self, paths: Sequence[Path], folder: Path) -> tuple[Reading, ...]:
         if isinstance(self.covered, str) or self.covered.features is None:
             raise Unavailable(self.covered if isinstance(self.covered, str) else MOMENTS_ONLY)
-        seen = self._seen("manifold", paths, folder)
+        seen = self._look_at("manifold", paths, folder)
         return precision_recall(seen.features, self.covered.features, self.protocol.k)
 
     def _score(self, key: str, paths: Sequence[Path], folder: Path) -> tuple[Reading, ...]:

@@ -167,7 +167,10 @@ def kept_features(
     except (OSError, ValueError, KeyError, zipfile.BadZipFile):
         pass
     seen = features_of(paths, network, rule, advance)
-    arrays: dict[str, Any] = {"features": seen.features, "modes": np.array(json.dumps(seen.modes))}
+    arrays: dict[str, Any] = {
+        "features": seen.features,
+        "modes": np.array(json.dumps(seen.modes)),
+    }
     if seen.logits is not None:
         arrays["logits"] = seen.logits
     write_whole(path, lambda stream: np.savez(stream, **arrays))

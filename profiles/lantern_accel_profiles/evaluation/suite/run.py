@@ -121,7 +121,7 @@ class SuiteRun:
         self.suite.published = published_rows(r.name)
         vanilla = self._full_vanilla()
 
-        def judged(label: str, paths: Sequence[Path], folder: Path) -> dict[str, Reading]:
+        def judge(label: str, paths: Sequence[Path], folder: Path) -> dict[str, Reading]:
             self.say.start(f"{label}: figures")
             found = judges.measure(paths, folder)
             self.say.finish()
@@ -144,12 +144,12 @@ class SuiteRun:
                 strategy=strategy,
                 images=len(prompts),
                 speed=speed_of(chunks, vanilla),
-                metrics=judged(label, paths, folder),
+                metrics=judge(label, paths, folder),
                 details=chunks[-1].details,
             )
             self._keep(row)
         for label, paths in elsewhere.items():
-            figures = judged(label, paths, r.work / f"elsewhere-{digest([label])[:8]}")
+            figures = judge(label, paths, r.work / f"elsewhere-{digest([label])[:8]}")
             unknown = not_measured("the images were generated elsewhere")
             speed = Speed(**dict.fromkeys(Speed.model_fields, unknown))
             row = Scored(

@@ -83,9 +83,9 @@ def test_no_step_lies_above_a_ceiling() -> None:
     cell = StepCell(kind="step", strategy=Strategy(name="fast"), batch=1, nodes=1, ms=[2.0, 1.0])
     for flops, nbytes in ((1e8, 1e6), (1e9, 2e6)):  # at the ceilings, at most
         cell.floor_flops, cell.floor_bytes = flops, nbytes
-        assert ceilings.raised(plain, "float32", cell) == plain
+        assert ceilings.raise_ceilings(plain, "float32", cell) == plain
     cell.floor_flops, cell.floor_bytes = 3e9, 8e6
-    found = ceilings.raised(plain, "float32", cell)
+    found = ceilings.raise_ceilings(plain, "float32", cell)
     assert found.matmul_flops["float32"] == pytest.approx(3e12)
     assert found.bandwidth == pytest.approx(8e9) and found.raised_by == "fast"
     assert work.floor_of(cell.floor_flops, cell.floor_bytes, found, "float32") <= 1.001e-3

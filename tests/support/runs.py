@@ -26,6 +26,8 @@ from lantern_accel_profiles.measure.record import (
     Distance,
     Environment,
     Interval,
+    LoadCell,
+    LoadSample,
     MemoryPeak,
     Plan,
     PromptSet,
@@ -37,6 +39,7 @@ from lantern_accel_profiles.measure.record import (
     Strip,
     Warmup,
     Work,
+    not_measured,
 )
 
 PROMPTS: list[str | int] = ["red heart", "dog face", "pizza", "rocket"]
@@ -223,6 +226,26 @@ def invented_run(
         "conformance": "not measured: a test has none; `lantern-accel conform abacus`",
     }
     return Run(**(values | changes))
+
+
+def invented_load(
+    clients: int, spans: Sequence[tuple[float, float, float]], **changes: object
+) -> LoadCell:
+    """Return a level of load; spans: when requests began, showed a first partial image, ended."""
+    gap = not_measured("no meter")
+    samples = [
+        LoadSample(
+            prompt="fish", seed=n, began=began, first=first, ended=ended, outcome="ok", counted=True,
+            stages=gap, total_variation_per_token=0.0,
+        )
+        for n, (began, first, ended) in enumerate(spans)
+    ]  # fmt: skip
+    values = {
+        "strategy": "auto", "relaxed": False, "clients": clients, "slots": 4, "partials": 1,
+        "began": 0.0, "ended": max(ended for *_, ended in spans), "joules": gap, "others_cpu": 0.0,
+        "samples": samples,
+    }  # fmt: skip
+    return LoadCell.model_validate({**values, **changes})
 
 
 def change_samples(cells: Sequence[Cell], **changes: object) -> None:

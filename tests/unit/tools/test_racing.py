@@ -68,12 +68,10 @@ def test_an_interrupted_race_goes_on(tmp_path: Path) -> None:
 def test_a_report_of_other_settings_or_another_kind_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "race.json"
     out.write_text(_report("a").model_dump_json())
-    other = _report("a").model_copy(update={"settings": {"size": "XL"}})
-    with pytest.raises(RequestError, match="cannot be resumed: its size is 'B', not 'XL'"):
-        resume(out, other, lambda r: r.settings)
-    other = other.model_copy(update={"settings": {}})
-    with pytest.raises(RequestError, match="its size is 'B', not None; name another file with -o"):
-        resume(out, other, lambda r: r.settings)
+    for given, fragment in (({"size": "XL"}, "'B', not 'XL'"), ({}, "'B', not None; .* -o")):
+        other = _report("a").model_copy(update={"settings": given})
+        with pytest.raises(RequestError, match=fragment):
+            resume(out, other, lambda r: r.settings)
     out.write_text("{}")
-    with pytest.raises(RequestError, match=r"not a run of `race\.py`: its kind is not"):
+    with pytest.raises(RequestError, match=r"not a run of `race\.py`"):
         resume(out, other, lambda r: r.settings, "race.py")

@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-from support.runs import invented_run
+from support.runs import invented_load, invented_run
 
 from lantern_accel.errors import RequestError
 from lantern_accel_profiles.measure.reading import check_comparable, read_run
-from lantern_accel_profiles.measure.record import LoadCell, LoadSample, Run, not_measured
+from lantern_accel_profiles.measure.record import LoadCell, Run
 
 pytest.importorskip("httpx")
 from lantern_accel_profiles.load.levels import largest, next_load
@@ -23,19 +23,7 @@ from lantern_accel_profiles.load.service import resident, seconds_of
 
 def level(clients: int, seconds: list[float], **changes: object) -> LoadCell:
     """Return a level whose requests took these seconds."""
-    gap = not_measured("no meter")
-    samples = [
-        LoadSample(
-            prompt="fish", seed=n, began=0.0, first=s / 2, ended=s, outcome="ok", counted=True,
-            stages=gap, total_variation_per_token=0.0,
-        )
-        for n, s in enumerate(seconds)
-    ]  # fmt: skip
-    values = {
-        "strategy": "auto", "relaxed": False, "clients": clients, "slots": 4, "partials": 1,
-        "began": 0.0, "ended": max(seconds), "joules": gap, "others_cpu": 0.0, "samples": samples,
-    }  # fmt: skip
-    return LoadCell.model_validate({**values, **changes})
+    return invented_load(clients, [(0.0, s / 2, s) for s in seconds], **changes)
 
 
 @pytest.mark.parametrize("fits", [0, 1, 2, 3, 5, 8, 11, 13, 64, 100])

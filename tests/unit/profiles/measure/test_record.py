@@ -52,17 +52,17 @@ def test_an_interval_has_its_ends_in_order() -> None:
         Interval(value=2, low=3, high=1, n=4)
 
 
-@pytest.mark.parametrize("warm", [0, 1, 2])
-def test_samples_without_warm_up_are_refused(warm: int) -> None:
+@pytest.mark.parametrize(
+    ("warm", "session", "fragment"),
+    [
+        *((warm, 1, f"after {warm} warm-up decodings") for warm in range(3)),
+        (4, 2, "session 2 after 0 warm-up"),  # every session warms up for itself
+    ],
+)
+def test_samples_without_warm_up_are_refused(warm: int, session: int, fragment: str) -> None:
     cell = invented_cell(strategies()[0], 1, 300.0, warmup=[Warmup(session=1, seconds=1.0)] * warm)
-    with pytest.raises(ValidationError, match=f"after {warm} warm-up decodings"):
-        invented_run(cells=[cell])
-
-
-def test_every_session_warms_up_for_itself() -> None:
-    cell = invented_cell(strategies()[0], 1, 300.0)
-    cell.samples[-1] = cell.samples[-1].model_copy(update={"session": 2})
-    with pytest.raises(ValidationError, match="session 2 after 0 warm-up"):
+    cell.samples[-1] = cell.samples[-1].model_copy(update={"session": session})
+    with pytest.raises(ValidationError, match=fragment):
         invented_run(cells=[cell])
 
 

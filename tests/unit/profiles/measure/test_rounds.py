@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.runs import invented_cell, strategies
+from support.runs import change_samples, invented_cell, strategies
 
 from lantern_accel_profiles.measure.record import Cell, Plan, Warmup
 from lantern_accel_profiles.measure.samples import COLD, WARM, request_seconds, seconds_left
@@ -13,7 +13,7 @@ PLAN = Plan(quick=True, samples=10, seconds=0, quality_images=0)
 
 def cell(name: str = "vanilla", batch: int = 1, wall: float = 2.0, samples: int = 4) -> Cell:
     found = invented_cell(strategies([name])[0], batch, 300.0, samples=samples)
-    found.samples = [s.model_copy(update={"wall": wall}) for s in found.samples]
+    change_samples([found], wall=wall)
     return found
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.runs import invented_run
+from support.runs import invented_load, invented_run
 
 from lantern_accel.device.datasheets import profiles_dir
 from lantern_accel_profiles.measure.reading import check_comparable, read_run
-from lantern_accel_profiles.measure.record import LoadCell, LoadSample, Run, not_measured
+from lantern_accel_profiles.measure.record import Run
 from lantern_accel_profiles.report.advice import headline, points_table
 from lantern_accel_profiles.report.comparison import compare
 from lantern_accel_profiles.report.filing import examine
@@ -51,24 +51,13 @@ def test_the_committed_run_s_clocks_do_not_jump() -> None:
 
 def loaded(name: str, levels: dict[int, float], **cell: Any) -> Run:
     """Return a run of a service: by requests at once, the seconds from one image to the next."""
-    gap = not_measured("no meter")
-    loads = []
-    for clients, every in levels.items():
-        samples = [
-            LoadSample(
-                prompt="fish", seed=n, began=max(0.0, (n - clients + 1) * every), ended=(n + 1) * every,
-                first=(n + 0.5) * every, outcome="ok", counted=True, stages=gap,
-                total_variation_per_token=0.0,
-            )
-            for n in range(40)
-        ]  # fmt: skip
-        values: dict[str, Any] = {
-            "strategy": "auto", "relaxed": False, "clients": clients, "slots": 1, "partials": 1,
-            "began": 0.0, "ended": 40 * every, "joules": gap, "others_cpu": 0.0, "samples": samples,
-        }  # fmt: skip
-        loads.append(LoadCell.model_validate(values | cell))
     run = invented_run(name, cells=[], quality=[], contact_sheet=[])
-    run.loads = loads
+    for clients, every in levels.items():
+        spans = [
+            (max(0.0, (n - clients + 1) * every), (n + 0.5) * every, (n + 1) * every)
+            for n in range(40)
+        ]
+        run.loads.append(invented_load(clients, spans, **{"slots": 1} | cell))
     return run
 
 

@@ -52,20 +52,14 @@ def test_relaxed_rows_without_their_own_price_have_none() -> None:
     assert row.fidelity == "quality loss not measured"
 
 
-def test_tables_call_nothing_exact_that_is_rounded() -> None:
-    for run, exact in ((invented_run(), True), (rounded(), False)):
-        markdown = render.to_markdown(compare([run]))
-        lines = [line for line in markdown.splitlines() if line.startswith("| vanilla")]
-        assert lines and all(("| exact |" in line) == exact for line in lines[:1])
-        assert ("TV 0.012" in markdown) != exact
-
-
-@pytest.mark.long
-def test_pages_call_nothing_exact_that_is_rounded() -> None:
-    for run, exact in ((invented_run(), True), (rounded(), False)):
-        page = render.page(compare([run]))
-        assert (">of its weights<" in page) != exact
-        assert ("int8 weights" in page) != exact
+@pytest.mark.parametrize("exact", [True, False])
+def test_reports_call_nothing_exact_that_is_rounded(exact: bool) -> None:
+    found = compare([invented_run() if exact else rounded()], profiles=[])
+    markdown, page = render.to_markdown(found), render.page(found)
+    line = next(line for line in markdown.splitlines() if line.startswith("| vanilla"))
+    assert ("| exact |" in line) == exact
+    assert ("TV 0.012" in markdown) != exact
+    assert (">of its weights<" in page) != exact and ("int8 weights" in page) != exact
 
 
 def test_a_resumed_run_keeps_its_weights() -> None:

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import DataError
 from lantern_accel.nn.vq import VQConfig, VQModel
-from lantern_accel.progress import Progress
 from lantern_accel.training.device import TrainDevice
 from lantern_emoji.augment import augment, flip, place, rotate_hue, to_float, to_uint8
 from lantern_emoji.averages import CodebookAverage
@@ -49,19 +48,8 @@ def squares(count: int = 8) -> EmojiDataset:
     return EmojiDataset(images, records)
 
 
-def device() -> TrainDevice:
-    return TrainDevice(open_backend("cpu"), "float32")
-
-
-def train_tokenizer(
-    config: TokenizerConfig,
-    data: EmojiDataset,
-    out: Path,
-    progress: Progress | None = None,
-    *,
-    resume: bool = True,
-) -> TokenizerReport:
-    return train_on(config, data, out, device(), progress, resume=resume)
+def train_tokenizer(config: TokenizerConfig, out: Path) -> TokenizerReport:
+    return train_on(config, squares(), out, TrainDevice(open_backend("cpu"), "float32"))
 
 
 def config(**changes: object) -> TokenizerConfig:
@@ -71,7 +59,7 @@ def config(**changes: object) -> TokenizerConfig:
 
 @pytest.mark.long
 def test_training_writes_its_artefacts(tmp_path: Path) -> None:
-    report = train_tokenizer(config(), squares(), tmp_path)
+    report = train_tokenizer(config(), tmp_path)
     names = {"checkpoint.pt", "vq.safetensors", "vq.json", "report.json", "reconstructions.png"}
     assert {p.name for p in tmp_path.iterdir()} == names | {"samples"}
     assert {p.name for p in (tmp_path / "samples").iterdir()} == {"step-2.png", "step-4.png"}
@@ -87,10 +75,8 @@ def test_training_writes_its_artefacts(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_training_learns(tmp_path: Path) -> None:
-    short = train_tokenizer(config(steps=2), squares(), tmp_path / "a")
-    longer = train_tokenizer(
-        config(steps=20, lr=3e-3, checkpoint_every=20), squares(), tmp_path / "b"
-    )
+    short = train_tokenizer(config(steps=2), tmp_path / "a")
+    longer = train_tokenizer(config(steps=20, lr=3e-3, checkpoint_every=20), tmp_path / "b")
     assert longer.mean_psnr > short.mean_psnr + 1.0
 
 

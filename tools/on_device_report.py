@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lantern_accel.files import kept_dir
+from lantern_accel.records import markdown_table
 
 #: The share of its floor that a plain step is asked to reach, by size: of most cards, and of those whose
 #: memory is so fast that launches count for more. Targets from estimates; no card has been measured.
@@ -100,13 +101,9 @@ def kernels_text(found: dict[str, Any]) -> str:
             f"{step['step']}: {1e3 * step['ms']:.0f} us a step, {launches:.0f} launches that take "
             f"{busy:.0f} us of the {step['watched']}",
             "",
-            "| kernel | us | launches |",
-            "|---|---|---|",
         ]
-        lines += [
-            f"| {r['name'][:80]} | {r['us']:.1f} | {r['launches']:.1f} |" for r in rows[:SHOWN]
-        ]
-        lines.append("")
+        shown = ((r["name"][:80], f"{r['us']:.1f}", f"{r['launches']:.1f}") for r in rows[:SHOWN])
+        lines += [*markdown_table(["kernel", "us", "launches"], shown), ""]
     return "\n".join(lines).strip()
 
 
@@ -154,19 +151,11 @@ def _figures(
     path: Path, size: str, step: str, figure: str, bound: float
 ) -> list[tuple[float, float]]:
     """Return a figure of a measurement and what is asked of it; [] where it was not measured."""
-    from lantern_accel_profiles.measure.record import Run
-    from lantern_accel_profiles.report.table import step_rows
-
-    try:
-        run = Run.model_validate_json(path.read_text(encoding="utf-8"))
-        rows = step_rows(run)
-    except ValueError:  # the stage's own part of the report says that it cannot be shown
-        return []
-    here = {row["step"]: row for row in rows if row["batch"] == 1}
+    device, here = _read_steps(path)
     if step not in here:
         return []
     asked = bound
-    if figure == "of_floor" and any(name in run.environment.device.name for name in FAST):
+    if figure == "of_floor" and any(name in device for name in FAST):
         asked = OF_FLOOR[size][1]
     if figure == "over_plain" and "vanilla" in here:
         floors = here[step]["floor_ms"], here["vanilla"]["floor_ms"]
@@ -175,29 +164,33 @@ def _figures(
     return [(here[step][figure], asked)]
 
 
+def _read_steps(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
+    """Return a measurement's device and its steps at batch 1 by name; without steps if it has none."""
+    from lantern_accel_profiles.measure.record import Run
+    from lantern_accel_profiles.report.table import step_rows
+
+    try:
+        run = Run.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # the stage's own part of the report says that it cannot be shown
+        return "", {}
+    rows = {row["step"]: row for row in step_rows(run) if row["batch"] == 1}
+    return run.environment.device.name, rows
+
+
 def target_lines(folder: Path) -> list[str]:
     """Return the table of what is asked and what was found; [] where nothing was measured."""
     rows = targets(folder)
     if all(row["found"] is None for row in rows):
         return []
-    lines = [
-        "",
-        "## What is asked of a card at batch 1",
-        "",
-        "Targets, from estimates.",
-        "",
-        "| size | step | figure | asked | found |",
-    ]
-    lines.append("|---|---|---|---|---|")
+    cells = []
     for row in rows:
         verdict = {None: "not measured", True: "met", False: "missed"}[row["met"]]
         value = "" if row["found"] is None else f"{row['found']:.2f}, "
         by = "" if row["options"] is None else f" ({row['options']})"
-        lines.append(
-            f"| {row['size']} | {row['step']} | {row['figure'].replace('_', ' ')} "
-            f"| {row['asked']:.3g} | {value}{verdict}{by} |"
-        )
-    return lines
+        figure, asked = row["figure"].replace("_", " "), f"{row['asked']:.3g}"
+        cells.append([row["size"], row["step"], figure, asked, f"{value}{verdict}{by}"])
+    title = ["", "## What is asked of a card at batch 1", "", "Targets, from estimates.", ""]
+    return title + markdown_table(["size", "step", "figure", "asked", "found"], cells)
 
 
 def kept_kernels() -> dict[str, Any]:
@@ -226,24 +219,13 @@ def weight_lines(folder: Path) -> list[str]:
     rows = []
     for path in sorted(folder.glob("weights-*.json")):
         size, _, weights = path.stem.removeprefix("weights-").rpartition("-")
-        whole = _milliseconds(folder / f"stepcost-{size}.json")
-        for step, ms in _milliseconds(path).items():
+        _, whole = _read_steps(folder / f"stepcost-{size}.json")
+        for step, row in _read_steps(path)[1].items():
             if step in whole:
-                cells = f"{whole[step]:.3g} | {ms:.3g} | {ms / whole[step]:.2f}"
-                rows.append(f"| {size} | {weights} | {step} | {cells} |")
+                all_bits, ms = whole[step]["ms"], row["ms"]
+                cells = [f"{all_bits:.3g}", f"{ms:.3g}", f"{ms / all_bits:.2f}"]
+                rows.append([size, weights, step, *cells])
     if not rows:
         return []
-    head = "| size | weights | step | ms with all bits | ms | of them |"
-    return ["", "## Weights in fewer bits at batch 1", "", head, "|---|---|---|---|---|---|", *rows]
-
-
-def _milliseconds(path: Path) -> dict[str, float]:
-    """Return what each step of a measurement takes at batch 1; {} where it was not measured."""
-    from lantern_accel_profiles.measure.record import Run
-    from lantern_accel_profiles.report.table import step_rows
-
-    try:
-        rows = step_rows(Run.model_validate_json(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return {}
-    return {row["step"]: row["ms"] for row in rows if row["batch"] == 1}
+    head = ["size", "weights", "step", "ms with all bits", "ms", "of them"]
+    return ["", "## Weights in fewer bits at batch 1", "", *markdown_table(head, rows)]

@@ -65,39 +65,11 @@ def encode_pixels(
     return _nearest(model, latents.float()).cpu().numpy().astype(np.int16)
 
 
-def encode_view(
-    model: VQModel,
-    data: EmojiDataset,
-    view: int,
-    *,
-    seed: int = 0,
-    batch: int = 16,
-    dtype: torch.dtype = torch.float32,
-    progress: Progress | None = None,
-) -> NDArray[np.int16]:
-    """Return the codes of every image under one view, int16 ``[n, h * w]``; see encode_dataset."""
-    progress = Progress() if progress is None else progress
-    generator = torch.Generator().manual_seed(1000 * seed + view)
-    out: list[NDArray[np.int16]] = []
-    for start in range(0, len(data.images), batch):
-        pixels = to_float(torch.from_numpy(data.images[start : start + batch]))
-        allowed = torch.tensor([r.flippable for r in data.records[start : start + batch]])
-        if view == 1:
-            pixels = flip(pixels, allowed)
-        elif view > 1:
-            pixels = flip(pixels, allowed & (torch.rand(len(pixels), generator=generator) < 0.5))
-            pixels = random_place(pixels, generator, smallest=0.8, largest_shift=3)
-        out.append(encode_pixels(model, pixels, dtype))
-        progress.advance(len(pixels))
-    return np.concatenate(out)
-
-
 def encode_dataset(
     model: VQModel,
     data: EmojiDataset,
     *,
     views: int = 8,
-    seed: int = 0,
     batch: int = 16,
     dtype: torch.dtype = torch.float32,
     progress: Progress | None = None,
@@ -113,10 +85,22 @@ def encode_dataset(
         )
     progress = Progress() if progress is None else progress
     progress.start("encoding the images", views * len(data.images))
-    codes = [
-        encode_view(model, data, view, seed=seed, batch=batch, dtype=dtype, progress=progress)
-        for view in range(views)
-    ]
+    codes: list[NDArray[np.int16]] = []
+    for view in range(views):
+        generator = torch.Generator().manual_seed(view)
+        part: list[NDArray[np.int16]] = []
+        for start in range(0, len(data.images), batch):
+            pixels = to_float(torch.from_numpy(data.images[start : start + batch]))
+            mirror = torch.tensor([r.flippable for r in data.records[start : start + batch]])
+            if view > 1:
+                mirror &= torch.rand(len(pixels), generator=generator) < 0.5
+            if view:
+                pixels = flip(pixels, mirror)
+            if view > 1:
+                pixels = random_place(pixels, generator, smallest=0.8, largest_shift=3)
+            part.append(encode_pixels(model, pixels, dtype))
+            progress.advance(len(pixels))
+        codes.append(np.concatenate(part))
     progress.finish()
     return np.stack(codes, axis=1)
 

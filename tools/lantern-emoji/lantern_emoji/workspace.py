@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -149,23 +150,18 @@ def target_batches(
         scenes=scenes, scene_share=config.scene_share,
         style_weights=config.style_weights, default_style=config.default_style,
     )  # fmt: skip
-    style = config.default_style
-    judged = {
-        "heldout_nll": Batches(
-            data.records, tokens, tokenizer, text, "heldout", default_style=style
-        )
-    }
+    held_out = partial(
+        Batches,
+        data.records,
+        tokens,
+        tokenizer,
+        text,
+        "heldout",
+        default_style=config.default_style,
+    )
+    judged = {"heldout_nll": held_out()}
     if scenes is not None and any(scene.split == "heldout" for scene in scenes.scenes):
-        judged["heldout_scenes_nll"] = Batches(
-            data.records,
-            tokens,
-            tokenizer,
-            text,
-            "heldout",
-            scenes=scenes,
-            scene_share=1.0,
-            default_style=style,
-        )
+        judged["heldout_scenes_nll"] = held_out(scenes=scenes, scene_share=1.0)
     return train, judged
 
 

@@ -19,11 +19,6 @@ from lantern_accel_profiles.measure.record import (
 )
 
 
-def test_a_run_survives_its_json() -> None:
-    run = invented_run()
-    assert Run.model_validate_json(run.model_dump_json()) == run
-
-
 def test_a_figure_that_is_not_there_says_why() -> None:
     text = not_measured("the meter is broken")
     assert not is_measured(text)

@@ -10,6 +10,7 @@ import pytest
 import lantern_accel
 from lantern_accel.device.datasheets import profiles_dir
 from lantern_accel_profiles.measure.reading import check_comparable, read_run
+from lantern_accel_profiles.report.rows import clock_jumps
 
 MEASURED = sorted((profiles_dir() / "measured").glob("*.json"))
 
@@ -18,6 +19,7 @@ MEASURED = sorted((profiles_dir() / "measured").glob("*.json"))
 def test_a_committed_run_is_whole_and_of_the_bundled_weights(path: Path) -> None:
     run = read_run(path)
     assert run.state == "complete"
+    assert not any(clock_jumps(cell.samples) for cell in run.cells)
     if run.settings.model == "lantern-emoji":
         with lantern_accel.load("lantern-emoji", device="cpu") as pipeline:
             assert run.settings.weights_hash == pipeline.model.weights_hash, (

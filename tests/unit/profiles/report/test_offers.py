@@ -289,7 +289,17 @@ def test_an_amount_is_of_a_run_or_of_all() -> None:
 
 @pytest.mark.parametrize(
     "word",
-    ["gpu=cheap", "gpu=-1EUR", "gpu=0", "gpu=", "=3", "gpu=1e3", "gpu=nan", "gpu=900", "9" * 400],
+    [
+        "gpu=cheap",
+        "gpu=-1EUR",
+        "gpu=0",
+        "gpu=",
+        "=3",
+        "gpu=1e3",
+        "gpu=nan",
+        "gpu=900",
+        f"gpu={10**10}EUR",
+    ],
 )
 def test_what_is_no_amount_is_refused(word: str) -> None:
     with pytest.raises(RequestError, match="not an amount"):

@@ -22,7 +22,7 @@ from lantern_accel_profiles.evaluation.schema import (
 )
 from lantern_accel_profiles.quality.features import EfficientNetLite0, in_parts
 from lantern_accel_profiles.quality.interval import mean, paired, share
-from lantern_accel_profiles.quality.pricing import exact_prices
+from lantern_accel_profiles.quality.pricing import exact_costs
 from lantern_accel_profiles.quality.scoring import tokens_of
 from lantern_accel_profiles.quality.set_metrics import kernel_distance, permutation_test
 
@@ -142,7 +142,7 @@ def frontier(
     points = []
     sampling = pipeline.sampling()
     for strategy in strategies(pipeline, settings):
-        observer = exact_prices if strategy.acceptance.relaxed else None
+        observer = exact_costs if strategy.acceptance.relaxed else None
         steps: list[int] = []
         moved: list[float] = []
         for start in range(0, len(prompts), BATCH):

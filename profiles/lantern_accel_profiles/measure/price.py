@@ -30,7 +30,7 @@ from lantern_accel_profiles.measure.record import (
 )
 from lantern_accel_profiles.quality import features as network_features
 from lantern_accel_profiles.quality import interval as intervals
-from lantern_accel_profiles.quality.pricing import exact_prices
+from lantern_accel_profiles.quality.pricing import exact_costs
 from lantern_accel_profiles.quality.set_metrics import METRIC, kernel_distance, permutation_test
 
 #: Images decoded together here; the figures do not depend on it.
@@ -59,7 +59,7 @@ def relaxed_mass(done: Decoded) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Priced:
+class ScoredImages:
     """Images of one strategy: tokens int64 ``[n, N]``, mass moved per token ``[n]``, pixels uint8."""
 
     tokens: Tensor
@@ -82,12 +82,12 @@ class PriceStudy:
     temperature: float
     beat: Callable[[str], None] = lambda text: None
     drawn: int = 0
-    _sets: dict[tuple[str, int], Priced] = field(default_factory=dict)
+    _sets: dict[tuple[str, int], ScoredImages] = field(default_factory=dict)
     _features: dict[tuple[str, int], intervals.Array] = field(default_factory=dict)
 
     def draw(
         self, strategy: Strategy, seed: int | None = None, images: int | None = None
-    ) -> Priced:
+    ) -> ScoredImages:
         """Return this strategy's images, all or the first few, decoding them on first use."""
         seed = self.seed if seed is None else seed
         images = self.images if images is None else images
@@ -97,14 +97,14 @@ class PriceStudy:
             self._sets[key] = self._decode(strategy, seed, images)
         return self._sets[key]
 
-    def _decode(self, strategy: Strategy, seed: int, images: int) -> Priced:
+    def _decode(self, strategy: Strategy, seed: int, images: int) -> ScoredImages:
         sampling = self.pipeline.sampling(temperature=self.temperature)
         tokens, moved, pixels = [], [], []
         for start in range(0, images, BATCH):
             count = min(BATCH, images - start)
             chunk = [self.prompts[(start + i) % len(self.prompts)] for i in range(count)]
             # Within a call image i has the stream (seed, i), so every chunk has a seed of its own.
-            observer = exact_prices if strategy.acceptance.relaxed else None
+            observer = exact_costs if strategy.acceptance.relaxed else None
             done, _ = self.pipeline.decode_only(
                 chunk, strategy, sampling, seed + start, observer=observer
             )
@@ -113,7 +113,7 @@ class PriceStudy:
             pixels.append(self.pipeline.pixels(done.tokens))
             self.drawn += count
             self.beat(f"quality loss: {strategy.name}: {start + count} of {images} images")
-        return Priced(torch.cat(tokens), torch.cat(moved), torch.cat(pixels))
+        return ScoredImages(torch.cat(tokens), torch.cat(moved), torch.cat(pixels))
 
     def measure(self, strategy: Strategy) -> Quality:
         """Return the quality loss of a relaxed strategy."""

@@ -137,7 +137,7 @@ def _last_refusals(node: _Node, p: Tensor, q: Tensor, refused: Tensor, absorbed:
     return law + otherwise * torch.where(some, 0.0, refused).sum(-1, keepdim=True)
 
 
-def _drawn_law(
+def _sampled_law(
     node: _Node, p: Tensor, q: Tensor, left: Tensor | None, drafts: int, uniform: Tensor
 ) -> Tensor:
     """Return the distributions ``[n, V]`` with ``drafts`` more to come.
@@ -182,7 +182,7 @@ def _refuse(
     less = q.scatter(-1, x.unsqueeze(-1), 0.0)
     less = less / less.sum(-1, keepdim=True).clamp(min=NOTHING)
     rest = _rest(left, test.price, test.probability)
-    return _drawn_law(node, after, less, rest, drafts - 1, uniform)
+    return _sampled_law(node, after, less, rest, drafts - 1, uniform)
 
 
 def _summed_law(node: _Node, p: Tensor, q: Tensor, drafts: int, uniform: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ def _summed_law(node: _Node, p: Tensor, q: Tensor, drafts: int, uniform: Tensor)
     left = None if node.rule.budget is None else node.rule.budget.expand(1)
     now, drafted = p.unsqueeze(0), q.unsqueeze(0)
     if drafts == 1:
-        return _drawn_law(node, now, drafted, left, 1, uniform.unsqueeze(0))[0]
+        return _sampled_law(node, now, drafted, left, 1, uniform.unsqueeze(0))[0]
     kept, _ = _keep_mass(node, now, drafted, left)
     refused = (drafted - kept).clamp(min=0.0)[0]
     count = int((refused > NOTHING).sum())
@@ -220,7 +220,7 @@ def _summed_law(node: _Node, p: Tensor, q: Tensor, drafts: int, uniform: Tensor)
     return kept[0] + (weights.unsqueeze(-1) * after).sum(0)
 
 
-def token_price(
+def token_cost(
     rule: Rule,
     p: Tensor,
     q: Tensor | None,
@@ -276,7 +276,7 @@ def _list_decisions(
                 yield image, depth, node, count
 
 
-def path_prices(
+def path_costs(
     tree: DraftTree,
     probs: Tensor,
     rule: Rule,
@@ -298,7 +298,7 @@ def path_prices(
         q = None
         if tree.q is not None and tree.group is not None:
             q = tree.q[image, tree.group[image, node]].cpu()
-        out[image, depth] = token_price(
+        out[image, depth] = token_cost(
             rule,
             probs[image, node].cpu(),
             q,
@@ -310,7 +310,7 @@ def path_prices(
     return out.to(probs.device)
 
 
-def exact_prices(
+def exact_costs(
     step: Step, tree: DraftTree, features: Tensor, logits: Tensor, accepted: Accepted
 ) -> Accepted:
     """Return what a step accepted with the quality loss of every token, exactly; an engine's observer.
@@ -326,5 +326,5 @@ def exact_prices(
     official = rule.residual == "official" and step.verifying.guidance.masked
     allowed = logits > float("-inf") if official else None
     probs = distribution(logits, session.filters)
-    price = path_prices(tree, probs, rule, tests, accepted.path, accepted.length, allowed)
+    price = path_costs(tree, probs, rule, tests, accepted.path, accepted.length, allowed)
     return replace(accepted, price=price)

@@ -220,7 +220,7 @@ def seed_of(seed: int, start: int) -> int:
     return (seed * 1_000_003 + start) % SEEDS
 
 
-def drawn_pictures(label: str, folder: Path, count: int) -> list[Path]:
+def find_images(label: str, folder: Path, count: int) -> list[Path]:
     """Return images that were generated elsewhere, by the numbers in their names.
 
     Raises :class:`DataError` for a folder that does not have one per prompt.

@@ -26,11 +26,11 @@ from lantern_accel_profiles.evaluation.suite.networks import (
 from lantern_accel_profiles.evaluation.suite.pictures import (
     Real,
     Seen,
+    cache_path,
+    cached_features,
     identity,
-    kept_features,
-    kept_path,
-    prepare_picture,
-    read_picture,
+    prepare_image,
+    read_image,
     read_reference,
     stats_of,
 )
@@ -119,7 +119,7 @@ class Judges:
         if len(paths) < 2:
             return "one real image is not a set of images"
         self.say.start("real images", len(paths))
-        seen = kept_features(paths, network, rule, r.work, "reference", self.say.advance)
+        seen = cached_features(paths, network, rule, r.work, "reference", self.say.advance)
         self.say.finish()
         about = {
             "images": len(paths),
@@ -175,7 +175,7 @@ class Judges:
         if network is None:
             raise Unavailable(self.reasons[role])
         rule = p.preprocessing if role == "network" else p.manifold_preprocessing
-        return kept_features(paths, network, rule, at, "features", self.say.advance)
+        return cached_features(paths, network, rule, at, "features", self.say.advance)
 
     def _distances(self, paths: Sequence[Path], folder: Path) -> tuple[Reading, ...]:
         seen, real = self._look_at("network", paths, folder), self.real
@@ -210,7 +210,7 @@ class Judges:
         """Return a score per image, from ``folder`` where it was stored for the same ones."""
         rule, prompts = self.protocol.clip_preprocessing, self.request.prompts
         depends = [scorer.name, scorer.note, rule.model_dump(mode="json"), prompts]
-        path = kept_path(folder, key, [*depends, stats_of(paths)], ".json")
+        path = cache_path(folder, key, [*depends, stats_of(paths)], ".json")
         try:
             stored = [float(one) for one in read_json_file(path)]
             if len(stored) == len(paths):
@@ -220,7 +220,7 @@ class Judges:
         scores: list[float] = []
         for start in range(0, len(paths), SCORED):
             images = [
-                prepare_picture(read_picture(one)[0], rule, None) for one in paths[start:][:SCORED]
+                prepare_image(read_image(one)[0], rule, None) for one in paths[start:][:SCORED]
             ]
             scores += scorer(images, [str(prompt) for prompt in prompts[start:][:SCORED]])
         write_json(path, scores)

@@ -41,7 +41,7 @@ _FILTERS = {
 }
 
 
-def read_picture(path: Path) -> tuple[Image.Image, str | None]:
+def read_image(path: Path) -> tuple[Image.Image, str | None]:
     """Return an image as RGB, and what it was where it was something else (``grey``, ``CMYK``).
 
     Raises :class:`DataError` naming a file that cannot be read.
@@ -57,7 +57,7 @@ def read_picture(path: Path) -> tuple[Image.Image, str | None]:
         ) from None
 
 
-def prepare_picture(image: Image.Image, rule: Preprocessing, side: int | None) -> Image.Image:
+def prepare_image(image: Image.Image, rule: Preprocessing, side: int | None) -> Image.Image:
     """Return an image as the rule wants it; ``side`` of the network's input, None: it takes any."""
     if rule.crop == "centre square":
         short = min(image.size)
@@ -80,8 +80,8 @@ def batches(
     held: list[Tensor] = []
     modes: list[str] = []
     for one in pictures:
-        image, mode = read_picture(one) if isinstance(one, Path) else (Image.fromarray(one), None)
-        pixels = torch.from_numpy(np.array(prepare_picture(image, rule, side))).permute(2, 0, 1)
+        image, mode = read_image(one) if isinstance(one, Path) else (Image.fromarray(one), None)
+        pixels = torch.from_numpy(np.array(prepare_image(image, rule, side))).permute(2, 0, 1)
         if held and (len(held) == size or held[0].shape != pixels.shape):
             yield torch.stack(held), modes
             held, modes = [], []
@@ -140,13 +140,13 @@ def stats_of(paths: Sequence[Path]) -> list[tuple[str, int, int]]:
     return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
 
 
-def kept_path(folder: Path, of: str, depends: list[object], suffix: str) -> Path:
+def cache_path(folder: Path, of: str, depends: list[object], suffix: str) -> Path:
     """Return the file that keeps what was made ``of`` images and ``depends`` on these values."""
     key = json.dumps(depends, sort_keys=True)
     return folder / f"{of}-{hashlib.sha256(key.encode()).hexdigest()[:16]}{suffix}"
 
 
-def kept_features(
+def cached_features(
     paths: Sequence[Path],
     network: FeatureNetwork,
     rule: Preprocessing,
@@ -158,7 +158,7 @@ def kept_features(
 
     ``of`` says which images these are; they are known by their sizes and times of change.
     """
-    path = kept_path(folder, of, [identity(network, rule), stats_of(paths)], ".npz")
+    path = cache_path(folder, of, [identity(network, rule), stats_of(paths)], ".npz")
     try:
         with np.load(path, allow_pickle=False) as stored:
             modes = json.loads(str(stored["modes"]))

@@ -20,7 +20,7 @@ from lantern_accel_profiles.evaluation.suite.drawing import (
     Chunk,
     SuiteImages,
     SuiteRequest,
-    drawn_pictures,
+    find_images,
 )
 from lantern_accel_profiles.evaluation.suite.judges import SCORERS, Judges
 from lantern_accel_profiles.evaluation.suite.pictures import Real
@@ -111,8 +111,7 @@ class SuiteRun:
         if r.name == "prompts" and r.reference is None:
             skip["features"] = "there are no real images; --suite coco takes them"
         elsewhere = {
-            label: drawn_pictures(label, folder, len(prompts))
-            for label, folder in r.pictures.items()
+            label: find_images(label, folder, len(prompts)) for label, folder in r.pictures.items()
         }
         judges = Judges(r, device, self.say, skip)
         if isinstance(judges.real, Real):

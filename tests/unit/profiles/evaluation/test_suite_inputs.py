@@ -18,10 +18,10 @@ from lantern_accel_profiles.evaluation.suite.captions import class_prompts, read
 from lantern_accel_profiles.evaluation.suite.networks import Unavailable, read_given, weights_file
 from lantern_accel_profiles.evaluation.suite.pictures import (
     batches,
+    cached_features,
     features_of,
-    kept_features,
-    prepare_picture,
-    read_picture,
+    prepare_image,
+    read_image,
     read_reference,
 )
 from lantern_accel_profiles.evaluation.suite.protocol import PROTOCOLS, WEIGHTS, Preprocessing
@@ -132,14 +132,14 @@ def test_pictures_of_other_kinds_become_rgb_and_are_named(
     tmp_path: Path, mode: str, name: str
 ) -> None:
     path = picture(tmp_path / ("a.jpg" if mode == "CMYK" else "a.png"), mode=mode)
-    image, was = read_picture(path)
+    image, was = read_image(path)
     assert (image.mode, was) == ("RGB", name)
 
 
 def test_a_grey_picture_of_sixteen_bits_keeps_its_brightness(tmp_path: Path) -> None:
     grey = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
     Image.fromarray(grey).save(tmp_path / "a.png")
-    image, was = read_picture(tmp_path / "a.png")
+    image, was = read_image(tmp_path / "a.png")
     assert was == "grey"
     assert np.abs(np.asarray(image)[..., 0] - grey / 257).max() <= 0.5
 
@@ -147,24 +147,24 @@ def test_a_grey_picture_of_sixteen_bits_keeps_its_brightness(tmp_path: Path) -> 
 def test_an_unreadable_picture_is_named(tmp_path: Path) -> None:
     (tmp_path / "bad.png").write_bytes(b"broken")
     with pytest.raises(DataError, match=r"bad\.png cannot be read .*replace it"):
-        read_picture(tmp_path / "bad.png")
+        read_image(tmp_path / "bad.png")
     whole = picture(tmp_path / "a.jpg", size=(64, 64)).read_bytes()
     (tmp_path / "cut.jpg").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError, match=r"cut\.jpg cannot be read"):
-        read_picture(tmp_path / "cut.jpg")
+        read_image(tmp_path / "cut.jpg")
 
 
 def test_pictures_are_cropped_and_resized_by_the_protocol_s_rule() -> None:
     wide = np.zeros((256, 512, 3), dtype=np.uint8)
     wide[:, 128:384] = 200  # the middle square
     image = Image.fromarray(wide)
-    assert np.asarray(prepare_picture(image, LANTERN.preprocessing, 299)).min() == 200
-    assert prepare_picture(image, LANTERN.preprocessing, 299).size == (299, 299)
-    assert prepare_picture(image, LANTERN.manifold_preprocessing, 224).size == (224, 224)
-    assert prepare_picture(image, PROTOCOLS["sjd"].preprocessing, 299).size == (512, 256)
-    assert prepare_picture(image, ADM.preprocessing, 299).size == (256, 256)
+    assert np.asarray(prepare_image(image, LANTERN.preprocessing, 299)).min() == 200
+    assert prepare_image(image, LANTERN.preprocessing, 299).size == (299, 299)
+    assert prepare_image(image, LANTERN.manifold_preprocessing, 224).size == (224, 224)
+    assert prepare_image(image, PROTOCOLS["sjd"].preprocessing, 299).size == (512, 256)
+    assert prepare_image(image, ADM.preprocessing, 299).size == (256, 256)
     same = Image.fromarray(wide[:, 128:384])
-    assert np.array_equal(prepare_picture(same, ADM.preprocessing, 299), same)
+    assert np.array_equal(prepare_image(same, ADM.preprocessing, 299), same)
     assert "lanczos to 256 x 256" in LANTERN.preprocessing.text()
 
 
@@ -179,13 +179,13 @@ def test_pictures_of_several_shapes_make_several_batches(tmp_path: Path) -> None
 def test_features_are_kept_and_found_again_for_the_same_pictures(tmp_path: Path) -> None:
     paths = [picture(tmp_path / f"{i}.png", i, mode="L" if i else "RGB") for i in range(3)]
     net = Tiny()
-    first = kept_features(paths, net, RULE, tmp_path, "features")
-    again = kept_features(paths, net, RULE, tmp_path, "features")
+    first = cached_features(paths, net, RULE, tmp_path, "features")
+    again = cached_features(paths, net, RULE, tmp_path, "features")
     assert net.seen == 3
     assert np.array_equal(first.features, again.features)
     assert first.modes == again.modes == {"grey": 2}
     picture(paths[0], 9)
-    kept_features(paths, net, RULE, tmp_path, "features")
+    cached_features(paths, net, RULE, tmp_path, "features")
     assert net.seen == 6
     stored = next(tmp_path.glob("features-*.npz"))
     stored.write_bytes(b"damaged")

@@ -13,7 +13,7 @@ from support.oracle import OracleRule, token_law
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.trees import DraftTree
 from lantern_accel.strategy.rules import Lantern, LanternPP
-from lantern_accel_profiles.quality.pricing import host_rule, path_prices, token_price
+from lantern_accel_profiles.quality.pricing import host_rule, path_costs, token_cost
 
 SIBLINGS = (1, 2, 3)
 
@@ -112,7 +112,7 @@ def reported(
         # Midpoints in the first two dimensions at once, a lattice that is even in both.
         uniform = [(i + 0.5) / count, (i * 19 + 0.5) / count % 1, 0.5][:siblings]
         found.append(
-            token_price(
+            token_cost(
                 host_rule(rule_of(rule)),
                 law,
                 drawn,
@@ -182,7 +182,7 @@ def test_a_step_is_priced_token_by_token() -> None:
     uniforms = torch.full((1, 3), 0.5)
     path = torch.tensor([[0, 1, 1]])
     for length, wanted in ((0, [first, 0.0]), (1, [first, second]), (2, [first, second])):
-        found = path_prices(
+        found = path_costs(
             tree, rows.unsqueeze(0), rule_of(rule), uniforms, path, torch.tensor([length])
         )
         assert found[0].tolist() == pytest.approx(wanted, abs=1e-6)

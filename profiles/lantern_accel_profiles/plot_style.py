@@ -50,11 +50,11 @@ GROUND = {
 }
 
 
-def rc(colour: Callable[[str], str] = lambda role: GROUND[role][0], size: float = 8.5) -> Any:
+def rc(colour: Callable[[str], str] = lambda role: GROUND[role][0]) -> Any:
     """Return matplotlib's settings; ``colour`` gives what stands for a role of :data:`GROUND`."""
     return {
-        "font.size": size,
-        "axes.titlesize": size + 1,
+        "font.size": 8.5,
+        "axes.titlesize": 9.5,
         "axes.edgecolor": colour("rule"),
         "axes.labelcolor": colour("muted"),
         "axes.spines.top": False,
@@ -63,7 +63,7 @@ def rc(colour: Callable[[str], str] = lambda role: GROUND[role][0], size: float 
         "axes.axisbelow": True,
         "grid.color": colour("rule"),
         "grid.linewidth": 0.5,
-        "legend.fontsize": size - 1,
+        "legend.fontsize": 7.5,
         "legend.frameon": False,
         "text.color": colour("ink"),
         **{f"{axis}tick.color": colour("muted") for axis in "xy"},

@@ -32,19 +32,16 @@ def percent(share: float) -> str:
     return f"{number(100 * share, 2)} %" if abs(share) > 5e-7 else "0 %"
 
 
-def reading(value: Reading | None, unit: str = "") -> str:
-    """Return a reading with its unit, or 'not measured'."""
-    if not is_measured(value):
-        return MISSING
-    return f"{number(value)}{' ' if unit else ''}{unit}"
+def reading(value: Reading | None) -> str:
+    """Return a reading, or 'not measured'."""
+    return number(value) if is_measured(value) else MISSING
 
 
 def interval(value: Interval | str | None, unit: str = "") -> str:
     """Return a figure and its interval: ``352 (340 to 361)``."""
     if not isinstance(value, Interval):
         return MISSING
-    tail = f" {unit}" if unit else ""
-    return f"{number(value.value)}{tail} {span(value)}".rstrip()
+    return " ".join(filter(None, (number(value.value), unit, span(value))))
 
 
 def span(value: Interval | str) -> str:
@@ -88,11 +85,11 @@ def size(count: Reading) -> str:
     return f"{number(value)} GiB"
 
 
-def as_sentence_list(words: Sequence[str], last: str = "and") -> str:
+def as_sentence_list(words: Sequence[str]) -> str:
     """Join words for a sentence: ``a, b and c``."""
     if len(words) < 2:
         return "".join(words)
-    return f"{', '.join(words[:-1])} {last} {words[-1]}"
+    return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def upper(text: str) -> str:

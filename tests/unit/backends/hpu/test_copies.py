@@ -9,11 +9,9 @@ import torch
 from support.gaudi import Gaudi, on_cpu
 
 from lantern_accel.errors import DeviceLostError
-from lantern_accel.testing import tiny
 from lantern_accel_hpu import bridge
 from lantern_accel_hpu.backend import DeviceBackend
 from lantern_accel_hpu.bridge import Bridge
-from lantern_accel_hpu.copies import SLOTS
 
 
 @pytest.fixture(params=["pinned", "pageable"])
@@ -26,18 +24,6 @@ def opened(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> t
     )
     hpu = Gaudi()
     return on_cpu(DeviceBackend(Bridge(hpu))), hpu
-
-
-def test_reads_come_in_the_order_of_posts_whatever_the_source_holds_since(opened) -> None:
-    backend, _ = opened
-    source = torch.zeros(2, dtype=torch.int64)
-    copy = backend.host_copy(source)
-    assert copy.lag == 1
-    for value in range(SLOTS + 3):  # more than may be under way at once
-        source.fill_(value)
-        copy.post()
-    source.fill_(-1)
-    assert [copy.read().tolist() for _ in range(SLOTS + 3)] == [[v, v] for v in range(SLOTS + 3)]
 
 
 def test_progress_waits_for_an_event_and_never_for_the_device(opened) -> None:
@@ -54,21 +40,6 @@ def test_progress_waits_for_an_event_and_never_for_the_device(opened) -> None:
     assert all(one is copy._stream for one in others)
 
 
-def test_an_engine_that_reads_late_decodes_the_same(opened, monkeypatch) -> None:
-    backend, _ = opened
-    with torch.inference_mode():
-        engine = tiny.tiny_engine(backend, "lantern++", batch=2)
-        tiny.start(engine, 1)
-        seen: list[int] = []
-        late = engine.run(on_progress=seen.append)
-        monkeypatch.setattr(type(engine.session.progress), "lag", 0)
-        tiny.start(engine, 1)
-        prompt = engine.run()
-    assert torch.equal(late.tokens, prompt.tokens)
-    assert torch.equal(late.steps, prompt.steps)
-    assert seen == sorted(seen)
-
-
 def test_a_card_lost_under_way_is_told(opened) -> None:
     backend, hpu = opened
     copy = backend.host_copy(torch.zeros(1))
@@ -82,19 +53,6 @@ def test_a_card_lost_under_way_is_told(opened) -> None:
     hpu.later(lost)
     with pytest.raises(DeviceLostError, match="while decoding"):
         copy.read()
-
-
-def test_what_a_cancelled_request_posted_is_not_read_by_the_next(opened) -> None:
-    backend, _ = opened
-    source = torch.zeros(1)
-    copy = backend.host_copy(source)
-    for _ in range(SLOTS + 1):
-        copy.post()
-    copy.clear()
-    for value in (7, 8):
-        source.fill_(value)
-        copy.post()
-    assert [copy.read().tolist() for _ in range(2)] == [[7], [8]]
 
 
 def test_no_event_is_trusted_with_memory_that_is_not_pinned(monkeypatch) -> None:

@@ -71,9 +71,3 @@ def test_devices_and_folders_are_not_read(path: str) -> None:
     for read in (read_text_file, read_json_file):
         with pytest.raises(OSError):
             read(Path(path))
-
-
-def test_json_that_is_nested_too_deep_is_an_error_of_the_file(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text("[" * 100_000)
-    with pytest.raises(OSError, match="nested too deep"):
-        read_json_file(tmp_path / "a.json")

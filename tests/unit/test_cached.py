@@ -13,14 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from lantern_accel.families.llamagen.features import FeatureFile
 from lantern_accel.families.llamagen.t5 import T5Text
-from lantern_accel.files import (
-    CHECKSUM,
-    checksum,
-    read_record,
-    read_tensors,
-    write_record,
-    write_tensors,
-)
+from lantern_accel.files import CHECKSUM, read_record, read_tensors, write_record, write_tensors
 from lantern_accel.nn.neighbours import cached_neighbour_table, neighbour_table
 
 BOOK = torch.randn(30, 4, generator=torch.Generator().manual_seed(1))
@@ -30,36 +23,23 @@ def table(folder: Path) -> torch.Tensor:
     return cached_neighbour_table(BOOK, 5, normalise=False, cache=folder)
 
 
-def with_checksum(path: Path, tensor: torch.Tensor) -> None:
-    whole = {"neighbours": tensor.contiguous()}
-    save_file(whole, path, {CHECKSUM: checksum(whole)})
-
-
-@pytest.mark.parametrize("honest", [False, True])
 @pytest.mark.parametrize(
     "change",
     [
-        lambda t: t.flip(1),
-        lambda t: t.clamp(max=28) + 1,
         lambda t: t.float(),
         lambda t: t.long(),
         lambda t: t[:, :4],
         lambda t: t + 25,
         lambda t: t - 20,
     ],
-    ids=["flipped", "off by one", "float", "int64", "narrow", "out of range", "negative"],
+    ids=["float", "int64", "narrow", "out of range", "negative"],
 )
-def test_a_table_that_was_changed_is_made_anew(change: Any, honest: bool, tmp_path: Path) -> None:
+def test_what_was_never_this_table_is_made_anew_whatever_its_checksum(
+    change: Any, tmp_path: Path
+) -> None:
     want = table(tmp_path)
     (entry,) = tmp_path.glob("neighbours/*.safetensors")
-    changed = change(load_file(entry)["neighbours"])
-    fits = changed.dtype == torch.int32 and changed.shape == want.shape
-    if honest and fits and int(changed.min()) >= 0 and int(changed.max()) < 30:
-        pytest.skip("with its checksum nothing tells it from another table")
-    if honest:  # what was never this table's dtype, shape or range is refused even so
-        with_checksum(entry, changed)
-    else:
-        save_file({"neighbours": changed.contiguous()}, entry)
+    write_tensors(entry, {"neighbours": change(load_file(entry)["neighbours"])})
     assert torch.equal(table(tmp_path), want) and want.dtype == torch.int32
     assert torch.equal(load_file(entry)["neighbours"], want), "and put right"
     assert torch.equal(want, neighbour_table(BOOK, 5))

@@ -1,9 +1,7 @@
-"""What auto chooses among sources that were timed: made-up figures, and those that races recorded."""
+"""The speed that auto predicts of sources that were timed, and the windows that it times."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,12 +12,9 @@ from lantern_accel.device.preferences import Preferences
 from lantern_accel.generation import measurements as automatic
 from lantern_accel.generation.estimate import Estimate
 from lantern_accel.generation.row_costs import RowCosts
-from lantern_accel.strategy.lengths import rate_of, tokens_of
+from lantern_accel.strategy.lengths import tokens_of
 from lantern_accel.strategy.sources import DraftLength
 from lantern_accel.strategy.values import Sampling, Strategy, Window
-
-RACES = Path(__file__).parents[3] / "profiles/auto"
-
 
 LENGTHS = (DraftLength(length=1, tokens_per_step=1.0), DraftLength(length=4, tokens_per_step=2.4))
 
@@ -43,6 +38,8 @@ def test_sources_are_compared_by_the_least_plain_step() -> None:
     assert costs(one) == [1.0, 1.5]
     assert one.weighed(4.0) == one, "once"
     assert Estimate.model_validate_json(one.model_dump_json()) == one
+    assert one.promise(1) == pytest.approx(2.4 / 1.5)
+    assert one.promise(8) < one.promise(2) < one.promise(1), "the slowest image ends a batch"
 
 
 def test_no_length_costs_more_than_a_longer_one_or_less_than_a_plain_step() -> None:
@@ -56,46 +53,6 @@ def test_a_length_that_looked_hopeless_has_no_cost() -> None:
     one = timed({1: 4.0, 2: 4.8}, lengths)
     assert costs(one) == [1.0, pytest.approx(1.2), None]
     assert one.promise(1) == pytest.approx(1.5 / 1.2)
-
-
-def recorded() -> list[Any]:
-    """Return what races compared: a name, the batch, the drafts that they ended with, and the figures."""
-    found = []
-    for path in sorted(RACES.glob("*.json")):
-        for batch, race in json.loads(path.read_text())["batches"].items():
-            if race.get("compared"):
-                kind = (race["auto"].get("tree") or race["auto"].get("drafts"))["kind"]
-                found.append(
-                    pytest.param(int(batch), kind, race["compared"]["timed"], id=f"{path.stem}")
-                )
-    return found
-
-
-@pytest.mark.parametrize(("batch", "kind", "timings"), recorded())
-def test_races_would_end_with_the_same_drafts(batch: int, kind: str, timings: list[Any]) -> None:
-    """By times, and by counts of copies alone; a drafter's trees and chains are no candidates."""
-    sources = []
-    for one in timings:
-        tree = one["strategy"].get("tree") or one["strategy"]["drafts"]
-        if tree["kind"] not in ("window", "self"):
-            continue
-        known = {p["length"]: p["tokens_per_step"] for p in tree["draft_lengths"]}
-        if "prior" in one:  # of whole images, in older records
-            known = {int(n): value for n, value in one["prior"].items()}
-        if not known:
-            gained, steps = (sum(found) for found in zip(*one["counts"].values(), strict=True))
-            rate = rate_of(gained / steps, max(map(int, one["counts"])))
-            known = {p["length"]: tokens_of(rate, p["length"]) for p in tree["draft_lengths"]}
-        lengths = [
-            {"length": p["length"], "tokens_per_step": known.get(p["length"])}
-            for p in tree["draft_lengths"]
-        ]
-        drafts = {k: tree[k] for k in ("kind", "length", "weights", "window") if k in tree}
-        strategy = Strategy.model_validate({"drafts": {**drafts, "draft_lengths": lengths}})
-        sources.append(Estimate.model_validate({"strategy": strategy, "times": one["times"]}))
-    plain = min(one.times[1] for one in sources)
-    best = max(sources, key=lambda one: one.weighed(plain).promise(batch))
-    assert best.strategy.drafts.kind == kind
 
 
 class Device:

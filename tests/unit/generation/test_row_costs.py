@@ -49,11 +49,7 @@ def test_costs_lie_on_lines_and_go_on_behind_what_was_measured() -> None:
 )
 def test_windows_are_as_long_as_their_rows_pay(costs: RowCosts, lengths: list[int]) -> None:
     assert [window_tokens(costs, 2 * n, n, 16) for n in (1, 2, 4, 8, 16)] == lengths
-
-
-def test_no_window_is_longer_than_the_strategy_s_own() -> None:
-    for longest in (2, 3, 5, 12):
-        assert window_tokens(TILES, 2, 1, longest) == longest
+    assert [window_tokens(costs, 2, 1, n) for n in (2, 3)] == [2, 3], "the strategy's own"
 
 
 def test_auto_times_longer_windows_where_rows_are_cheap() -> None:
@@ -66,14 +62,6 @@ def test_auto_times_longer_windows_where_rows_are_cheap() -> None:
     assert auto_lengths(TILES, 2, 1, 3, {}) == (1, 2)
     flat = RowCosts(costs={2: 1.0, 128: 1.0})
     assert auto_lengths(flat, 2, 1, 256, {})[-1] == 64
-
-
-def test_acceptance_that_was_seen_decides_too() -> None:
-    middling = RowCosts(costs={2: 1.0, 32: 1.3, 64: 2.3})
-    good = {n: 1 + 0.93 * (n - 1) for n in AUTO_LENGTHS}
-    bad = {n: 1 + 0.1 * (n - 1) ** 0.3 for n in AUTO_LENGTHS if n > 1}
-    assert auto_lengths(middling, 2, 1, 256, good)[-1] > 16
-    assert auto_lengths(middling, 2, 1, 256, bad) == AUTO_LENGTHS
 
 
 def test_unknown_lengths_are_as_good_as_the_known_ones() -> None:

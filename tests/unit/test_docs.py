@@ -79,10 +79,25 @@ def test_no_page_shows_what_only_a_generator_understands():
         assert not re.search(r"^::: ", page.read_text(encoding="utf-8"), re.M), page
 
 
-def test_the_tutorial_s_commands_have_the_options_that_it_gives_them():
+@pytest.fixture(scope="module")
+def commands() -> dict[str, object]:
+    """Every command and group, by the words that call it."""
     from lantern_accel.cli.app import app
 
-    root = typer.main.get_command(app)
+    def below(path: str, command: object) -> dict[str, object]:
+        found = {path: command}
+        for name, child in getattr(command, "commands", {}).items():
+            found |= below(f"{path} {name}", child)
+        return found
+
+    return below("lantern-accel", typer.main.get_command(app))
+
+
+def options(command) -> set[str]:
+    return {name for one in command.params for name in (*one.opts, *one.secondary_opts)}
+
+
+def test_the_tutorial_s_commands_have_the_options_that_it_gives_them(commands):
     for page in documents():
         fenced = re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M)
         blocks = [text for language, text in fenced if not language]
@@ -90,26 +105,16 @@ def test_the_tutorial_s_commands_have_the_options_that_it_gives_them():
             match = re.search(r"(?:^|&& )lantern-accel ([^#&]*)", line)
             if match is None:
                 continue
-            command, words = root, match.group(1).split()
-            while words and words[0] in getattr(command, "commands", {}):
-                command = command.commands[words.pop(0)]
-            assert not hasattr(command, "commands"), f"{page.name}: {line}"
-            known = {opt for one in command.params for opt in (*one.opts, *one.secondary_opts)}
-            for word in words:
-                if word.startswith("--"):
-                    assert word.split("=")[0] in known, f"{page.name}: {line}"
+            path, words = "lantern-accel", match.group(1).split()
+            while words and f"{path} {words[0]}" in commands:
+                path = f"{path} {words.pop(0)}"
+            assert not hasattr(commands[path], "commands"), f"{page.name}: {line}"
+            given = {word.split("=")[0] for word in words if word.startswith("--")}
+            assert given <= options(commands[path]), f"{page.name}: {line}"
 
 
-def options(command) -> set[str]:
-    """Every option of a command and of those below it."""
-    own = {name for one in command.params for name in (*one.opts, *one.secondary_opts)}
-    return own.union(*(options(one) for one in getattr(command, "commands", {}).values()))
-
-
-def test_every_option_that_the_readme_names_is_an_option():
-    from lantern_accel.cli.app import app
-
-    known = options(typer.main.get_command(app)) | {"--help"}
+def test_every_option_that_the_readme_names_is_an_option(commands):
+    known = {"--help"}.union(*map(options, commands.values()))
     assert set(re.findall(r"`?(--[a-z][a-z-]+)", README)) <= known
 
 
@@ -148,21 +153,15 @@ def test_the_reference_has_the_pages_that_the_site_lists(made):
     assert {f"reference/{name}" for name in made} == {one for one in MADE if "/" in one}
 
 
-def test_the_command_reference_has_every_command_and_option(made):
-    from lantern_accel.cli.app import app
-
-    def check(path: str, command: object) -> None:
+def test_the_command_reference_has_every_command_and_option(made, commands):
+    for path, command in commands.items():
+        if path == "lantern-accel" or command.hidden:
+            continue
         assert f" `{path}`\n" in made["commands.md"], path
         section = made["commands.md"].split(f" `{path}`\n")[1].split("\n#")[0]
         for one in command.params:
             if one.param_type_name == "option" and not one.hidden and one.name != "help":
                 assert f"`{one.opts[0]}`" in section, f"{path} {one.opts[0]}"
-        for name, child in getattr(command, "commands", {}).items():
-            if not child.hidden:
-                check(f"{path} {name}", child)
-
-    for name, command in typer.main.get_command(app).commands.items():
-        check(f"lantern-accel {name}", command)
 
 
 def test_the_python_reference_names_what_exists(made):

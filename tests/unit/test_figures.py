@@ -88,65 +88,28 @@ def test_no_table_mixes_prompts_or_leaves_out_an_age(tool: Any) -> None:
     assert ageless(tool.Table("", "x | y", tuple(rows[:1])))
 
 
-def machine(tool: Any, **changes: Any) -> dict[str, Any]:
-    """Return what publish.py writes: two runs in which auto is twice and four times as fast."""
-    asked = {kind: [f"{kind} {n}" for n in range(2)] for kind in tool.KINDS}
-    facts = {
-        "name": "Some Processor",
-        "cores": 2,
-        "virtual": True,
-        "notes": ["native kernels: x: y"],
-    }
-    lines = [
-        {"part": part, "run": run, "strategy": name, "head": head, "batch": 1, "prompt": prompt,
-         "seconds": [8.0 * run if name == "vanilla" else 4.0], "lost": [0.0],
+def test_a_speed_up_is_that_of_one_run_and_prompt(tool: Any) -> None:
+    rows = [
+        {"part": "x", "run": run, "strategy": strategy, "head": True, "batch": 1, "prompt": prompt,
+         "seconds": [8.0 * run if strategy == "vanilla" else 4.0], "lost": [0.0],
          "tokens_per_step": [3.0]}
-        for part in ("bundled", "sized")
         for run in (1, 2)
-        for name, head in (("vanilla", True), ("auto", True), ("auto", False))
-        for prompts in asked.values()
-        for prompt in prompts
+        for strategy in ("vanilla", "auto")
+        for prompt in ("a", "b")
     ]  # fmt: skip
-    for size in ("bundled", "B"):
-        for program, seconds in (("official", 30.0), ("ours", 10.0)):
-            lines.append({"part": f"beside-{size}", "run": 1, "model": size, "program": program})
-            lines[-1]["seconds"] = [seconds]
-    ms = {"1": 1.0, "16": 16.0, "2": 2.0}
-    lines.append(
-        {"part": "passes-b", "model": "b", "program": "llama.cpp", "weights": "f16", "ms": ms}
-    )
-    made = {
-        "commit": "0123456789ab",
-        "date": "2026-11-29",
-        "kernels": tool.kernels(),
-        "rows": lines,
-    }
-    return {**made, "prompts": asked, "environment": {"device": facts}, **changes}
+    found = {"rows": rows, "prompts": {"kind": ["a"]}}
+    plain, auto = (tool.raced(found, "x", (n, True, 1), ["kind"]) for n in ("vanilla", "auto"))
+    assert plain.cells == "12 s | 1.00x | 1.00x to 1.00x | 1.00x, 1.00x | 3.00"
+    assert auto.cells == "4 s | 3.00x | 3.00x to 3.00x | 2.00x, 4.00x | 3.00"
 
 
-def test_a_published_machine_fills_the_tables_and_the_chart(
+def test_a_published_machine_has_a_chart_and_says_that_kernels_have_changed(
     tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "published"
-    folder.mkdir()
-    monkeypatch.setattr(tool, "PUBLISHED", folder)
-    monkeypatch.setattr(tool, "ROOT", tmp_path)
-    monkeypatch.setattr(tool, "kernels", lambda: "now")
-    monkeypatch.setattr(tool, "MACHINES", ())
-    found = machine(tool)
-    (folder / "some.json").write_text(json.dumps(found))
-    (one,) = tool._machines()
-    label = "Some (X), 2 virtual cores"
-    cells = "12 s | 4 s | 3.00x"  # the median of 2x and 4x
-    assert one.text == f"| {label} | 1 | {cells} | {cells} | 2026-11-29, 01234567 |"
-    assert len(set(one.prompts)) == 2, "each kind of prompts is a set of its own"
-    plain, auto, _ = tool._raced("bundled", ("composed",))
-    assert "| 1.00x | 1.00x to 1.00x | 1.00x, 1.00x |" in plain.text
-    assert "| 3.00x | 3.00x to 3.00x | 2.00x, 4.00x |" in auto.text
-    assert [row.text.count("| 3.0x |") for row in tool._beside()] == [1, 0, 1, 0]
-    assert "| llama.cpp, f16 | 1 ms | 2 ms | 16 ms |" in next(tool._passes()).text
-    (folder / "some.json").write_text(json.dumps(machine(tool, kernels="others")))
-    assert next(tool._machines()).text.endswith("older code |")
+    (_, found), *_ = tool.published()
+    for kernels, older in ((found["kernels"], False), ("others", True)):
+        monkeypatch.setattr(tool, "kernels", lambda kernels=kernels: kernels)
+        assert next(tool._machines()).text.endswith("older code |") == older
     tool.draw(found, tmp_path / "speed.png")
     assert (tmp_path / "speed.png").stat().st_size > 5000
     assert "speed.png" in tool.chart()

@@ -44,18 +44,10 @@ def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_
     assert cache_dir() == tmp_path / "caches" / "lantern_accel"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "CON",
-        "nul.txt",
-        "aux .png",
-        "Lpt1.tar.gz",
-        "a.",
-        "a ",
-        *(f"a{sign}b.png" for sign in '<>:"|?*'),
-    ],
-)
+ENDS = ("CON", "nul.txt", "aux .png", "Lpt1.tar.gz", "a.", "a ")
+
+
+@pytest.mark.parametrize("name", [*ENDS, *(f"a{sign}b.png" for sign in '<>:"|?*')])
 def test_a_name_that_windows_cannot_hold_is_refused_on_every_system(tmp_path, name) -> None:
     with pytest.raises(RequestError, match="on Windows"):
         check_target(tmp_path / name)

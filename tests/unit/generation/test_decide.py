@@ -43,9 +43,7 @@ def test_a_decision_is_given_back(pipeline: Pipeline) -> None:
     drawn = pipeline.generate("red heart", batch_size=2, **asked)
     decision = drawn.stats.decision
     assert [(one.images, one.rows) for one in decision.parts] == [(2, 2), (1, 1)]
-    assert (
-        decision.strategy == drawn.stats.strategy and decision.batch == drawn.stats.batch_size == 2
-    )
+    assert decision.strategy == drawn.stats.strategy and drawn.stats.batch_size == 2
     assert decision.parts[0].memory > 0
     kept = Decision.model_validate_json(decision.model_dump_json())
     assert kept == decision
@@ -60,14 +58,9 @@ def test_nothing_is_timed_where_a_decision_is_given(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn = pipeline.generate("red heart", seed=3)
-    plain = drawn.stats.decision.model_copy(
-        update={
-            "parts": tuple(
-                one.model_copy(update={"strategy": one.strategy.with_drafts(NoTree())})
-                for one in drawn.stats.decision.parts
-            )
-        }
-    )
+    (part,) = drawn.stats.decision.parts
+    part = part.model_copy(update={"strategy": part.strategy.with_drafts(NoTree())})
+    plain = drawn.stats.decision.model_copy(update={"parts": (part,)})
     monkeypatch.setattr(pipeline.measurements, "ask", None)
     again = pipeline.generate("red heart", seed=3, decision=plain)
     assert isinstance(again.stats.strategy.drafts, NoTree)
@@ -124,42 +117,43 @@ class Table:
 
 def timed(drafts: Window | SelfDrafts | ChainTree, *costs: float) -> Estimate:
     """Return a source whose steps of lengths 2, 4, ... cost so much, and add as many tokens as that."""
-    lengths = [DraftLength(length=1, cost=1.0, tokens_per_step=1.0)]
-    for power, cost in enumerate(costs, 1):
-        brings = float(2**power)
-        lengths.append(DraftLength(length=2**power, cost=cost, tokens_per_step=brings))
+    lengths = tuple(
+        DraftLength(length=2**power, cost=cost, tokens_per_step=float(2**power))
+        for power, cost in enumerate((1.0, *costs))
+    )
     rule = LanternPP() if isinstance(drafts, ChainTree) else Exact()
     made = Strategy(name=AUTO, drafts=drafts, acceptance=rule)
-    return Estimate(strategy=made.with_drafts(draft_lengths=tuple(lengths)))
+    return Estimate(strategy=made.with_drafts(draft_lengths=lengths))
 
 
 WINDOW = Window.over((1, 2, 4))
 COPY = SelfDrafts.over([1, 2, 4])
 CHAIN = ChainTree.over([1, 2, 4])
-#: What is timed of each source, whether a copy fits, and what is decoded with: its kind and memory.
-CASES: list[tuple[str, list[Estimate], bool, str, int]] = [
-    ("nothing pays", [timed(WINDOW, 1.9, 3.9), timed(CHAIN, 1.8, 3.6)], True, "none", 2),
-    ("a window", [timed(WINDOW, 1.2, 1.5), timed(CHAIN, 1.4, 2.0)], True, "window", 2),
-    ("a chain", [timed(WINDOW, 1.5, 2.5), timed(CHAIN, 1.1, 1.3)], True, "chain", 2),
-    ("a copy", [timed(WINDOW, 1.5, 2.5), timed(COPY, 1.1, 1.3)], True, "self", 7),
-    (
-        "a copy that does not fit",
-        [timed(WINDOW, 1.5, 2.5), timed(COPY, 1.1, 1.3)],
-        False,
-        "none",
-        2,
-    ),
-]
+
+
+def decided(
+    *found: Estimate, rows: int = 1, copies: bool = True, asked: Strategy = AUTO_STRATEGY
+) -> Decision:
+    """Return what one batch is decoded with, after these sources were timed."""
+    work = Workload(asked, Sampling(), {rows: rows}, PLACE)
+    return decide(work, {rows: Timings(timed=found)}, Table(copies=copies))
 
 
 @pytest.mark.parametrize(
-    ("found", "copies", "kind", "memory"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
+    ("window", "other", "copies", "kind", "memory"),
+    [
+        ((1.9, 3.9), timed(CHAIN, 1.8, 3.6), True, "none", 2),
+        ((1.2, 1.5), timed(CHAIN, 1.4, 2.0), True, "window", 2),
+        ((1.5, 2.5), timed(CHAIN, 1.1, 1.3), True, "chain", 2),
+        ((1.5, 2.5), timed(COPY, 1.1, 1.3), True, "self", 7),
+        ((1.5, 2.5), timed(COPY, 1.1, 1.3), False, "none", 2),
+    ],
+    ids=["nothing pays", "a window", "a chain", "a copy", "a copy that does not fit"],
 )
 def test_what_was_measured_decides(
-    found: list[Estimate], copies: bool, kind: str, memory: int
+    window: tuple[float, float], other: Estimate, copies: bool, kind: str, memory: int
 ) -> None:
-    work = Workload(AUTO_STRATEGY, Sampling(), {2: 2}, PLACE)
-    (part,) = decide(work, {2: Timings(timed=tuple(found))}, Table(copies=copies)).parts
+    (part,) = decided(timed(WINDOW, *window), other, rows=2, copies=copies).parts
     assert (part.strategy.drafts.kind, part.memory, part.free) == (kind, memory, 10)
     assert part.strategy.acceptance.relaxed == (kind == "chain"), "plain decoding relaxes nothing"
 
@@ -180,13 +174,11 @@ def test_what_tune_found_is_taken_and_a_named_strategy_needs_no_measurement() ->
     work = Workload(AUTO_STRATEGY, Sampling(), {1: 1}, PLACE)
     assert decide(work, {1: Timings(taken=tuned)}, Table()).strategy == tuned
     named = Strategy(name="scd", drafts=Window())
-    made = decide(Workload(named, Sampling(), {1: 1}, PLACE), {}, Table())
+    made = decided(asked=named)
     assert made.strategy == named and made.asked == "scd"
 
 
 def test_a_relaxed_decision_has_what_exact_decoding_had() -> None:
     chain = timed(CHAIN, 1.1, 1.3).model_copy(update={"exact": 2.06})
     for found, exact in ((chain, 2.06), (timed(WINDOW, 1.1, 1.3), None)):
-        work = Workload(AUTO_STRATEGY, Sampling(), {1: 1}, PLACE)
-        (part,) = decide(work, {1: Timings(timed=(found,))}, Table()).parts
-        assert part.exact_tokens_per_step == exact
+        assert decided(found).parts[0].exact_tokens_per_step == exact

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 
-import pytest
 from support.models import write_tiny_model
 
 import lantern_accel
@@ -33,16 +32,14 @@ def test_auto_says_what_was_counted_and_predicts_nothing():
     assert "no drafts were faster" in describe_auto(Strategy(name="auto", drafts=NoTree()))
 
 
-@pytest.mark.parametrize("others", [0.0, 0.75])
-def test_the_first_timing_is_in_the_figures_with_a_busy_machine(monkeypatch, tmp_path, others):
+def test_the_first_timing_is_in_the_figures_with_a_busy_machine(monkeypatch, tmp_path):
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))
-    monkeypatch.setattr(measurements.HostLoad, "share", lambda self: others)
+    monkeypatch.setattr(measurements.HostLoad, "share", lambda self: 0.75)
     model = write_tiny_model(tmp_path / "tiny")
     with lantern_accel.load(model, device="cpu") as pipeline:
         stats = pipeline.generate("red heart", seed=1).stats
         assert stats.seconds.measuring > 0
-        assert ("busy machine" in stats.auto) == bool(others)
-        assert ("the next images measure again" in stats.auto) == bool(others)
+        assert "busy machine; the next images measure again" in stats.auto
         named = pipeline.generate("red heart", seed=1, strategy="vanilla").stats
     assert named.seconds.measuring == 0 and named.auto is None
     assert "predicted" not in stats.auto

@@ -75,17 +75,12 @@ def test_an_image_that_is_alone_moves_when_another_comes(pipeline, monkeypatch, 
     assert batch.join(third) and batch.batch.size == 1, "the next one is alone again"
 
 
-def test_an_image_with_others_behind_it_has_all_rows_at_once(pipeline):
+@pytest.mark.parametrize(("strategy", "others"), [("vanilla", True), ("eagle", False)])
+def test_an_image_has_all_rows_at_once(pipeline, strategy, others):
+    """Others wait behind it; or it cannot move, since its drafter has read the tokens before."""
     batch = RunningBatch(pipeline, 2, Metrics(pipeline.backend, 2))
-    assert batch.join(queued(pipeline, 1, strategy="vanilla"), others=True)
-    assert batch.batch.size == 2
-
-
-def test_drafts_of_a_drafter_have_all_rows_from_the_start(pipeline):
-    """A drafter has read the tokens before, so an image that it drafts for cannot move."""
-    batch = RunningBatch(pipeline, 2, Metrics(pipeline.backend, 2))
-    assert batch.join(queued(pipeline, 1, strategy="eagle"))
-    assert batch.batch.size == 2 and batch.join(queued(pipeline, 2, strategy="eagle"))
+    assert batch.join(queued(pipeline, 1, strategy=strategy), others=others)
+    assert batch.batch.size == 2 and batch.join(queued(pipeline, 2, strategy=strategy))
 
 
 def test_where_one_row_does_not_fit_beside_all_rows_these_serve_alone(pipeline, monkeypatch):

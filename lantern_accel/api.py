@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from lantern_accel.device.plugins import choose_device
 from lantern_accel.errors import DeviceRequestError, did_you_mean
@@ -34,7 +34,7 @@ def load(
     *,
     device: str = "auto",
     dtype: str = "auto",
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
     vq: str | Path | None = None,
     drafter: str | Path | None = None,
     head: str | Path | None = None,
@@ -138,7 +138,7 @@ def generate(
     device: str = "auto",
     model: str | Path = DEFAULT_MODEL,
     dtype: str = "auto",
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
     vq: str | Path | None = None,
     drafter: str | Path | None = None,
     head: str | Path | None = None,

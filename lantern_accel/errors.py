@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from pydantic_core import ErrorDetails
 
 #: What the commands exit with, and what each code says; docs/troubleshooting.md has this table.
 EXIT_CODES = {
@@ -60,7 +64,7 @@ class DeviceLostError(BackendError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
-        self.images: list[Any] = []
+        self.images: list[Image] = []
 
 
 class NotCapturableError(BackendError):
@@ -142,6 +146,11 @@ def noted() -> Iterator[list[str]]:
         found += dict.fromkeys(str(one.message) for one in caught)
 
 
+def reason_of(error: Exception) -> str:
+    """Return why a file cannot be read or written, without its name."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
 def shown(value: object, most: int = 80) -> str:
     """Return a value for a message: short, and never an error of its own.
 
@@ -187,7 +196,7 @@ _TAKES = {"int": "an integer", "float": "a number", "bool": "true or false"}
 _NAMES = {"missing": " is missing", "extra": " is not a known field"}
 
 
-def what_is_wrong(first: Mapping[str, Any], value: str | None = None) -> str:
+def what_is_wrong(first: ErrorDetails, value: str | None = None) -> str:
     """Say what is wrong, behind a field's name, from a pydantic error; ``value``: how it is shown."""
     kind, context, word = first["type"], first.get("ctx"), first["type"].partition("_")[0]
     if kind == "value_error":

@@ -28,7 +28,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import platformdirs
 
-from lantern_accel.errors import DiskFullError, LanternWarning, RequestError, shown
+from lantern_accel.errors import DiskFullError, LanternWarning, RequestError, reason_of, shown
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -92,7 +92,7 @@ def _tried(given: str | None, home: str | None, caches: str | None) -> Path | st
             return "there is no home folder"
         return _usable(path)
     except (OSError, RuntimeError) as error:
-        return (error.strerror if isinstance(error, OSError) else None) or str(error)
+        return reason_of(error)
 
 
 @functools.cache
@@ -221,9 +221,8 @@ def check_target(path: Path) -> None:
             raise DiskFullError(
                 f"{path} cannot be written ({error.strerror}); free some space or choose another disk"
             ) from None
-        reason = error.strerror if isinstance(error, OSError) else str(error)
         raise RequestError(
-            f"{str(path)[:100]!r} cannot be written ({reason}); choose another file"
+            f"{str(path)[:100]!r} cannot be written ({reason_of(error)}); choose another file"
         ) from None
 
 

@@ -9,10 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lantern_accel.bounds import SEEDS
-from lantern_accel.errors import RequestError, shown
+from lantern_accel.errors import RequestError, reason_of, shown
 from lantern_accel.files import check_name, is_regular, read_json_file, read_lines, read_text_file
 
 #: Keys of a row that hold its prompt, name and seed; the first that is there counts.
@@ -92,8 +91,7 @@ def _rows(path: Path) -> Iterator[Mapping[str, object]]:
             if line:
                 yield _object(line, number, path) if jsonl else {"prompt": line}
     except (OSError, ValueError, csv.Error) as error:
-        why = getattr(error, "strerror", None) or error
-        raise RequestError(f"the prompts in {path} cannot be read ({why})") from None
+        raise RequestError(f"the prompts in {path} cannot be read ({reason_of(error)})") from None
 
 
 def _table(path: Path) -> Iterator[Mapping[str, object]]:
@@ -177,7 +175,7 @@ def _parquet(path: Path) -> Iterator[Mapping[str, object]]:
             yield from batch.to_pylist()
 
 
-def _item(row: Mapping[str, Any], number: int, seed: int) -> Item:
+def _item(row: Mapping[str, object], number: int, seed: int) -> Item:
     """Return a row's image, or what is wrong with the row; its prompt is "" where there is none."""
     row = {key: one for key, one in row.items() if one is not None and one == one}  # not NaN
     prompt = next((row[key] for key in PROMPT_KEYS if key in row), "")
@@ -188,8 +186,9 @@ def _item(row: Mapping[str, Any], number: int, seed: int) -> Item:
     error = _wrong(name, own)
     if not isinstance(prompt, str | int) or isinstance(prompt, bool) or not str(prompt).strip():
         prompt, error = "", "it has no prompt; name it prompt, text or caption"
-    seed, index = (seed, number) if own is None else (own, 0)
-    return Item(number, name, prompt, seed, index, error)
+    if isinstance(own, int):
+        return Item(number, name, prompt, own, 0, error)
+    return Item(number, name, prompt, seed, number, error)
 
 
 def _wrong(name: str, seed: object) -> str:

@@ -94,12 +94,13 @@ class Decision(Frozen):
             "weights_hash": "the weights", "model": "the model", "backend": "the backend",
             "device": "the device", "dtype": "the dtype", "size": "the size", "asked": "the strategy",
         }  # fmt: skip
+        own = self.model_dump(include={*names})
         used = {**here, "size": request.size, "asked": request.strategy.name}
         for name, what in names.items():
-            own, other = getattr(self, name), used[name]
-            if own != other:
+            if own[name] != used[name]:
                 raise RequestError(
-                    f"this decision is for {what} {own!r}, not {other!r}; omit `decision` to make another"
+                    f"this decision is for {what} {own[name]!r}, not {used[name]!r}; omit `decision` to "
+                    "make another"
                 )
         if self.sampling.bucket != request.sampling.bucket:
             raise RequestError(

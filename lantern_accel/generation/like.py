@@ -43,8 +43,11 @@ class Like(Frozen):
             decision = Decision.model_validate_json(said.pop("decision", ""))
             return cls.model_validate({**said, "path": path, "decision": decision})
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            no_png = getattr(error, "strerror", None) or "not a PNG"
-            why = first_wrong(error) if isinstance(error, ValidationError) else no_png
+            why = "not a PNG"
+            if isinstance(error, ValidationError):
+                why = first_wrong(error)
+            elif isinstance(error, OSError):
+                why = error.strerror or why
             raise RequestError(
                 f"{path} does not say what its image was made from ({why}); name a PNG of one image that "
                 "`generate` wrote without --no-metadata"

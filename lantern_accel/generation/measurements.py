@@ -99,8 +99,8 @@ class Measurements:
             return manifest
         defaults, branches = manifest.defaults, manifest.defaults.sampling.branches
         trees = {
-            name: tree_of(self.costs, branches, getattr(defaults, name))
-            for name in ("static_tree", "dynamic_tree")
+            "static_tree": tree_of(self.costs, branches, defaults.static_tree),
+            "dynamic_tree": tree_of(self.costs, branches, defaults.dynamic_tree),
         }
         return manifest.model_copy(update={"defaults": defaults.model_copy(update=trees)})
 
@@ -131,8 +131,11 @@ class Measurements:
 
     def tree_key(self, strategy: Strategy, temperature: float) -> dict[str, object]:
         """Return everything that a tuned tree depends on."""
-        of = self.model, self.backend, self.engines.dtype, strategy
-        return key_of("tree", *of, greedy=temperature == 0, residual=strategy.residual)
+        model, backend, dtype = self.model, self.backend, self.engines.dtype
+        greedy = temperature == 0
+        return key_of(
+            "tree", model, backend, dtype, strategy, greedy=greedy, residual=strategy.residual
+        )
 
     def choice(self, strategy: Strategy, batch: int, sampling: Sampling) -> Choice | None:
         """Return what is kept for this batch and these settings; None: nothing yet."""

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 def notebook_bar() -> Callable[[int, int], None] | None:
     """Return an ``on_progress`` that shows a bar where this process is a notebook's kernel, else None."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
     if getattr(shell, "kernel", None) is None:  # a terminal's shell has none
         return None
     from tqdm.std import tqdm  # as text, which every notebook shows; widgets need another package

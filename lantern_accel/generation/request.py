@@ -5,9 +5,9 @@ from __future__ import annotations
 import secrets
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pydantic import Field
 
@@ -62,7 +62,7 @@ class GenerationRequest(Frozen):
 def build_request(
     manifest: Manifest,
     prompt: object,
-    given: dict[str, Any],
+    given: Mapping[str, object],
     tuned: Tuned | None = None,
     named: Callable[[str], str] = str,
 ) -> GenerationRequest:
@@ -72,8 +72,8 @@ def build_request(
     """
     prompts = check_prompts(prompt)
     settings = read_settings(given, named)
-    changes = {name: getattr(settings, name) for name in CHANGES}
-    sampling: dict[str, Any] = {}
+    changes = {name: one for name, one in settings if name in CHANGES}
+    sampling: dict[str, object] = {}
     name = settings.strategy
     if settings.preset is not None:
         published = preset_for(settings.preset, manifest)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, TypedDict, TypeVar
 
 from pydantic import Field, ValidationError, field_validator
@@ -28,15 +28,15 @@ from lantern_accel.strategy.sources import AnyKind
 from lantern_accel.strategy.values import Coupling, NeighbourSpace, Residual, Sampling, Strategy
 
 
-def _said(text: str, *names: str, shown: type | None = None, **more: Any) -> Any:
+def _option(text: str, *names: str, shown: type | None = None, **bounds: Any) -> Any:
     """Return a field: its help, the option's other names, and its type on the command line."""
     extra = {"names": list(names), "shown": shown.__name__ if shown else ""}
-    return Field(None, description=text, json_schema_extra=extra, **more)  # type: ignore[arg-type]
+    return Field(None, description=text, json_schema_extra=extra, **bounds)  # type: ignore[arg-type]
 
 
-def _python(text: str, **more: Any) -> Any:
+def _python(text: str, **bounds: Any) -> Any:
     """Return a field that is not an option of the command."""
-    return Field(None, description=text, **more)
+    return Field(None, description=text, **bounds)
 
 
 Seed = Annotated[int, Field(ge=0, lt=SEEDS)]
@@ -49,28 +49,28 @@ class Settings(Frozen):
     preset: str | None = _python(
         "Published settings by name; `lantern-accel models --presets` lists them."
     )
-    strategy: str | Strategy | None = _said(
+    strategy: str | Strategy | None = _option(
         "auto (the default: the fastest allowed strategy), vanilla, eagle, eagle2, lantern or lantern++; "
         "without a drafter self, scd or sjd; or a preset. Settings follow a colon: "
         "lantern++:k=10,lambda=2, auto:tv_budget=0.02, scd:coupling=maximal,drafts=window:32.",
         "-s",
     )
-    relaxed: bool | None = _said(
+    relaxed: bool | None = _option(
         "Let auto relax acceptance (default: no). --no-relaxed also rejects relaxed strategies.",
         "--relaxed/--no-relaxed",
     )
-    num_images: int | None = _said("Images per prompt. Default: 1.", "-n", ge=1, le=MOST_IMAGES)
-    seed: Seed | tuple[Seed, ...] | None = _said(
+    num_images: int | None = _option("Images per prompt. Default: 1.", "-n", ge=1, le=MOST_IMAGES)
+    seed: Seed | tuple[Seed, ...] | None = _option(
         "Random seed. Exact strategies give the same images for it. Default: a random one, which is "
         "printed. In Python a list has one seed per image."
     )
-    negative_prompt: str | None = _said(
+    negative_prompt: str | None = _option(
         "Text that guidance avoids. Default: the empty prompt.", max_length=MOST_PROMPT
     )
-    batch_size: int | None = _said(
+    batch_size: int | None = _option(
         "Batch size. Default: as the device allows.", "--batch", "-b", ge=1, le=MOST_BATCH
     )
-    size: tuple[Side, Side] | None = _said(
+    size: tuple[Side, Side] | None = _option(
         "Width and height in pixels (768x512), for models with several sizes.", shown=str
     )
     drafts: str | AnyKind | None = _python(
@@ -98,10 +98,10 @@ class Settings(Frozen):
         "Largest TV per token of relaxed acceptance, in (0, 1).", gt=0, lt=1
     )
     sampling: Sampling | None = Field(None, description="All sampling settings as one value.")
-    temperature: float | None = _said("0: greedy. Default: the model's.", "-t")
-    top_k: int | None = _said("Keep the k most likely tokens. 0 keeps all.")
-    top_p: float | None = _said("Keep the most likely tokens up to this total probability.")
-    cfg_scale: float | None = _said(
+    temperature: float | None = _option("0: greedy. Default: the model's.", "-t")
+    top_k: int | None = _option("Keep the k most likely tokens. 0 keeps all.")
+    top_p: float | None = _option("Keep the most likely tokens up to this total probability.")
+    cfg_scale: float | None = _option(
         "Guidance scale. 1 or less turns guidance off.", "--cfg-scale", "--guidance-scale"
     )
     cfg_interval: int | None = _python("Last guided token, counted after the first. -1: all.")
@@ -136,10 +136,9 @@ class Settings(Frozen):
         others = (self.drafts, self.window, self.preset)
         return self.strategy if others == (None, None, None) else None
 
-    def sampling_changes(self) -> dict[str, Any]:
+    def sampling_changes(self) -> dict[str, object]:
         """Return the sampling settings that were given one by one."""
-        names = [name for name in Sampling.model_fields if name in type(self).model_fields]
-        return {n: getattr(self, n) for n in names if getattr(self, n) is not None}
+        return {n: one for n, one in self if n in Sampling.model_fields and one is not None}
 
 
 class Asked(TypedDict, total=False):
@@ -193,7 +192,7 @@ def option_name(name: str) -> str:
     return next((str(one).partition("/")[0] for one in listed if str(one).startswith("--")), own)
 
 
-def read_settings(given: Mapping[str, Any], named: Callable[[str], str] = str) -> Settings:
+def read_settings(given: Mapping[str, object], named: Callable[[str], str] = str) -> Settings:
     """Check keywords; raises :class:`RequestError` in one sentence, with the nearest name.
 
     ``named``: what the user calls a field, where that is not its name.
@@ -242,15 +241,13 @@ def check_prompts(prompt: object) -> tuple[str | int, ...]:
     def refused(text: str) -> RequestError:
         return RequestError(text, field="prompt")
 
-    one = isinstance(prompt, str | int | bytes) and not isinstance(prompt, bool)
-    try:
-        prompts: tuple[Any, ...] = (prompt,) if one else tuple(prompt)  # type: ignore[arg-type]
-    except TypeError:
+    if isinstance(prompt, str | int | bytes) and not isinstance(prompt, bool):
+        prompt = (prompt,)
+    if not isinstance(prompt, Iterable):
         text = f"{shown(prompt)} is not a prompt; give text, a class id, or a list of them"
-        raise refused(text) from None
-    if not prompts:
-        raise refused("there is no prompt; give at least one")
-    for each in prompts:
+        raise refused(text)
+    prompts: list[str | int] = []
+    for each in prompt:
         if not isinstance(each, str | int) or isinstance(each, bool):
             raise refused(f"{shown(each)} is not a prompt; give text or a class id")
         if isinstance(each, int):
@@ -268,10 +265,13 @@ def check_prompts(prompt: object) -> tuple[str | int, ...]:
                 f"the prompt has {len(each):,} characters, and a prompt has at most {MOST_PROMPT:,}; "
                 "shorten it, or generate a file of prompts with --prompts"
             )
-    return prompts
+        prompts.append(each)
+    if not prompts:
+        raise refused("there is no prompt; give at least one")
+    return tuple(prompts)
 
 
-Called = TypeVar("Called", bound=Callable[..., Any])
+Called = TypeVar("Called", bound=Callable[..., object])
 
 
 def takes_settings(function: Called) -> Called:

@@ -153,6 +153,7 @@ def test_parquet_is_read_by_its_columns(tmp_path):
         ("a.jsonl", '{"prompt": "x"}\n{', "line 2 .* is not JSON"),
         ("a.jsonl", '{"prompt": "x"}\n\n \r{', "line 4 .* is not JSON"),
         ("a.jsonl", "3", "not an object such as"),
+        ("a.jsonl", '{"words": "x"}', "row 1 .* has no prompt"),
         ("a.jsonl", '{"prompt": " "}', "has no prompt"),
         ("a.jsonl", '{"prompt": "x", "seed": "1"}', "the seed '1'"),
         ("a.csv", "prompt,seed\nx,-1", "the seed '-1'"),

@@ -114,7 +114,7 @@ class Pictures:
             self.journal.begin()  # before the first image, which would be another command's without
         self._write(index, image)
         if self.count > 1:
-            self.journal.add([{"number": index, **self._row(index)}])
+            self.journal.add({index: self._row(index)})
 
     def _write(self, index: int, image: Image) -> None:
         save_image(image, self._file(index), self.metadata)

@@ -7,15 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.backend import Stopwatch
-
-#: A length whose predicted speed is below this share of the best one's is not timed again.
-HOPELESS = 0.8
-#: How often a length that looks so is timed again before.
-AGAIN = 2
-#: Milliseconds that are timed at least, by as many short steps in a row, and the most steps.
-TIMED_MS, MOST_TIMED = 5.0, 8
-#: All lengths are timed in turns until that has taken this many milliseconds, or this many rounds.
-ROUNDS_MS, MOST_ROUNDS = 700.0, 10
+from lantern_accel.generation import auto_constants as auto
 
 
 def count(engine: Engine, length: int, steps: int) -> tuple[int, int]:
@@ -31,7 +23,10 @@ def count(engine: Engine, length: int, steps: int) -> tuple[int, int]:
 
 
 def calibrate(
-    engine: Engine, watch: Callable[[], Stopwatch], rounds: int = 3, least: float = ROUNDS_MS
+    engine: Engine,
+    watch: Callable[[], Stopwatch],
+    rounds: int = auto.ROUNDS,
+    least: float = auto.ROUNDS_MS,
 ) -> dict[int, list[float]]:
     """Time steps of every length in turns, milliseconds; the request must be started again.
 
@@ -42,13 +37,13 @@ def calibrate(
     lengths = [one.length for one in engine.draft_lengths]
     worth = {p.length: p.tokens_per_step or engine.usual(p.length) for p in engine.draft_lengths}
     number, spent = 0, 0.0
-    while number <= rounds or (spent < least and number <= MOST_ROUNDS):
+    while number <= rounds or (spent < least and number <= auto.MOST_ROUNDS):
         for length in list(lengths):
             times.setdefault(length, []).append(step_ms(engine, length, watch))
             spent += times[length][-1]
             if length == 1 or not (number or engine.source.returns):  # a first step may be slow
                 continue
-            for _ in range(AGAIN):  # so may any on a busy machine
+            for _ in range(auto.SECOND_LOOKS):  # so may any on a busy machine
                 if not (best := _better(length, times, worth)):
                     break
                 times[length].append(step_ms(engine, length, watch))
@@ -72,7 +67,7 @@ def step_ms(engine: Engine, length: int, watch: Callable[[], Stopwatch]) -> floa
         engine.move(length)
         with watch() as one:
             engine.step()
-    steps = min(math.ceil(TIMED_MS / (1e3 * one.seconds or TIMED_MS)), MOST_TIMED)
+    steps = min(math.ceil(auto.STEP_MS / (1e3 * one.seconds or auto.STEP_MS)), auto.MOST_STEPS)
     if steps == 1:
         return 1e3 * one.seconds
     with watch() as all_:
@@ -87,4 +82,4 @@ def _better(
     """Return the fastest length where this one is predicted to be far slower; else None."""
     promise = {n: worth.get(n, 1.0) / min(found) for n, found in times.items()}
     best = max(promise, key=lambda one: promise[one])
-    return best if promise[length] < HOPELESS * promise[best] else None
+    return best if promise[length] < auto.HOPELESS * promise[best] else None

@@ -11,25 +11,13 @@ from torch import nn
 
 from lantern_accel.device.backend import Stopwatch
 from lantern_accel.device.operations import TensorOps
+from lantern_accel.generation import auto_constants as auto
 from lantern_accel.generation.row_costs import RowCosts
 from lantern_accel.nn.rounding import FULL, ROUNDINGS
 from lantern_accel.nn.transformer import Projection, projections, rounded_copy
 from lantern_accel.strategy.lengths import tokens_of, usual_tokens_per_step
 from lantern_accel.strategy.sources import DraftLength
 from lantern_accel.strategy.values import SelfDrafts
-
-#: How often a copy's draft is kept, until it is counted: on the bundled model, activations in 8 bits.
-USUAL_RATES = {"int8": 0.975, "int6": 0.96, "int4": 0.9}
-#: Drafts a step: among these, and windows of the copy's own, the best are predicted.
-DRAFTS = (2, 4, 6, 8, 12, 16, 24, 32)
-#: Tokens of the longest of the copy's own windows that is tried in any case: longer ones where the
-#: target's of that length are predicted to reach this share of its best.
-SHORT, NEAR = 8, 0.8
-#: What is kept of the drafts of a copy's windows, next to as many that it guessed one by one: some of a
-#: window have not settled when its passes are over. Measured: 0.94 to 1.05 for windows of 2 to 8.
-SETTLED = 0.96
-#: Weights whose matmuls are timed: as many as no cache holds, or all of a small model's.
-TIMED_WEIGHTS, ROUNDS = 1 << 26, 5
 
 #: Milliseconds of matmuls with the target's weights, by what these are kept in and by rows.
 ProductTimes = Mapping[str, Mapping[int, float]]
@@ -54,7 +42,7 @@ def product_times(
     every = sorted(projections(target), key=lambda one: -one.weight.numel())
     parts: list[Projection] = []
     for part in every:
-        if sum(one.weight.numel() for one in parts) < TIMED_WEIGHTS:
+        if sum(one.weight.numel() for one in parts) < auto.PRODUCT_WEIGHTS:
             parts.append(part)
     share = sum(one.weight.numel() for one in every) / sum(one.weight.numel() for one in parts)
     device, whole = parts[0].weight.device, nn.ModuleList(parts)
@@ -64,7 +52,7 @@ def product_times(
     times = {name: dict.fromkeys(rows, math.inf) for name in made}
     for count in rows:
         given = [torch.ones(count, one.in_features, dtype=dtype, device=device) for one in parts]
-        for _ in range(ROUNDS + 1):  # the first finds nothing in the caches
+        for _ in range(auto.PRODUCT_ROUNDS + 1):  # the first finds nothing in the caches
             for name, weights in made.items():
                 with watch() as spent:
                     for one, x in zip(weights, given, strict=True):
@@ -82,8 +70,8 @@ def own_windows(timed: Sequence[DraftLength]) -> list[int]:
         one.length: (one.tokens_per_step or usual_tokens_per_step(one.length)) / (one.cost or 1.0)
         for one in timed
     }
-    least = NEAR * max(promise.values(), default=1.0)
-    return sorted({1} | {n for n in promise if n <= SHORT or promise[n] >= least})
+    least = auto.HOPELESS * max(promise.values(), default=1.0)
+    return sorted({1} | {n for n in promise if n <= auto.SHORT_COPY_WINDOW or promise[n] >= least})
 
 
 def likely_copies(
@@ -113,10 +101,10 @@ def likely_copies(
     # The copy's windows are guessed as the target's are.
     gains = {one.length: one.tokens_per_step for one in timed}
     found: list[Likely] = []
-    for name, rate in USUAL_RATES.items():
+    for name, rate in auto.USUAL_RATES.items():
         for length in own_windows(timed):
             window = length if length > 1 else 0
-            drafts = [n for n in DRAFTS if max(window, 2) <= n + 1 <= tokens]
+            drafts = [n for n in auto.COPY_DRAFTS if max(window, 2) <= n + 1 <= tokens]
             gain = gains.get(length) or usual_tokens_per_step(length)
             cost = pass_cost(name, length)
             promises: dict[tuple[int, int], float] = {}
@@ -124,7 +112,7 @@ def likely_copies(
                 needed = math.ceil(n / gain)
                 for passes in range(math.ceil(needed / 2), needed + 1) if window else [n]:
                     made = tokens_of(rate, 1 + min(n, passes * gain))
-                    made = 1 + (made - 1) * (SETTLED if window else 1.0)
+                    made = 1 + (made - 1) * (auto.SETTLED if window else 1.0)
                     promises[n, passes] = made / (passes * cost + checks.of(n + 1, 1))
             if not promises:
                 continue

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lantern_accel.families.base import Size
+from lantern_accel.generation import auto_constants as auto
 from lantern_accel.generation.decision import BatchPlan, Decision
-from lantern_accel.generation.estimate import ENOUGH, Estimate
+from lantern_accel.generation.estimate import Estimate
 from lantern_accel.records import Frozen
 from lantern_accel.strategy.rules import Exact
 from lantern_accel.strategy.values import AUTO, NoTree, Sampling, Strategy
@@ -65,13 +66,13 @@ def chosen(
 ) -> tuple[Strategy, Estimate | None]:
     """Return what auto decodes a batch with, and its estimate where it was timed.
 
-    That is the source with the highest predicted speed. Plain decoding, where none is :data:`.ENOUGH`
-    faster, or where a copy to draft with does not fit.
+    That is the source with the highest predicted speed. Plain decoding, where none is
+    :data:`~.auto_constants.ENOUGH` faster, or where a copy to draft with does not fit.
     """
     strategy, best = timings.taken, None
     if strategy is None:
         best = max(timings.timed, key=lambda one: one.promise(batch))
-        strategy = best.strategy if best.promise(batch) >= ENOUGH else None
+        strategy = best.strategy if best.promise(batch) >= auto.ENOUGH else None
     if strategy is not None and (capacity is None or capacity.holds(strategy)):
         return strategy, best
     # Nothing is drafted, so that nothing is relaxed.

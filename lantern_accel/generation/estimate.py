@@ -12,9 +12,6 @@ from lantern_accel.strategy.lengths import in_batch
 from lantern_accel.strategy.sources import with_tokens_per_step
 from lantern_accel.strategy.values import Strategy
 
-#: The predicted speed-up that drafts need: costs of a few steps are uncertain by a tenth.
-ENOUGH = 1.15
-
 
 class Estimate(Frozen):
     """The estimate of a draft source: a strategy whose lengths have tokens per step and costs.

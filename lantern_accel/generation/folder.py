@@ -12,7 +12,7 @@ import re
 import secrets
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from lantern_accel.generation.batch import Done, Failure, ImageJob, joined_batch
 from lantern_accel.generation.journal import SCHEMA, Journal, asked_of
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.generation.result import pictures, png_bytes, tokens_sha256
+from lantern_accel.generation.settings import read_settings
 from lantern_accel.prompts import Item, read_items
 
 if TYPE_CHECKING:
@@ -73,9 +74,9 @@ class FolderImages:
     as is usual.
     """
 
-    def __init__(self, pipeline: Pipeline, settings: Mapping[str, Any]) -> None:
+    def __init__(self, pipeline: Pipeline, settings: Mapping[str, object]) -> None:
         self.pipeline = pipeline
-        self.size = settings.get("batch_size") or pipeline.backend.preferences.default_batch
+        self.size = read_settings(settings).batch_size or pipeline.backend.preferences.default_batch
         # Settings are checked here once; prompts are checked one by one.
         example = pipeline.model.family.examples(pipeline.model.manifest)[0]
         batch = {"batch_size": self.size, "num_images": self.size}
@@ -102,7 +103,7 @@ class FolderImages:
     def generate(self, items: Sequence[Item]) -> list[Painted]:
         """Generate items; a prompt that the model cannot take comes back with its error."""
         found: list[Painted] = []
-        request, shapes = self.request, dict[Any, list[FolderImage]]()
+        request, shapes = self.request, dict[Hashable, list[FolderImage]]()
         with inference(self.pipeline.backend):
             for item in items:
                 try:
@@ -113,12 +114,14 @@ class FolderImages:
                 except RequestError as error:
                     found.append((item, b"", {"error": str(error)}))
                     continue
-                drawn = item.number, item.prompt, item.seed, item.index
-                said = "; ".join(notes)
-                image = FolderImage(*drawn, item=item, conditions=made, note=said)
+                note = "; ".join(notes)
+                image = FolderImage(
+                    item.number, item.prompt, item.seed, item.index,
+                    item=item, conditions=made, note=note,
+                )  # fmt: skip
                 shapes.setdefault(made.shape, []).append(image)
                 if notes:
-                    warnings.warn(said, LanternWarning, stacklevel=2)
+                    warnings.warn(note, LanternWarning, stacklevel=2)
             for group in shapes.values():
                 found += self._group(group)
         return found
@@ -137,13 +140,13 @@ class FolderImages:
             return pictures(runtime.pixels(decoded.tokens, first.shape, host))
 
         paint = painting(runtime, first.shape) if host is None else on_host
-        asked = request.strategy, request.sampling, first, size, size
-        _, batch = joined_batch(runtime, *asked, paint=paint)
+        _, batch = joined_batch(
+            runtime, request.strategy, request.sampling, first, size, size, paint=paint
+        )
         while left or batch.images:
             while left and batch.joinable:
                 one = left.pop(0)
-                of = request.sampling, request.negative_prompt, request.size
-                batch.join(one, runtime.rows(one.conditions, *of))
+                batch.join(one, runtime.rows_of(request, one.conditions, [0]))
             for event in batch.advance():
                 if isinstance(event, Failure):
                     if not isinstance(event.error, NotFiniteError):
@@ -182,7 +185,7 @@ def draw_file(
     prompts: Path,
     output: Path,
     opened: Callable[[], AbstractContextManager[Pipeline]],
-    load: Mapping[str, Any],
+    load: Mapping[str, object],
     settings: Mapping[str, Any],
     *,
     share: str = "1/1",
@@ -236,7 +239,7 @@ class RunFolder:
     Raises RequestError for a folder of another run, of one to resume, or of another process.
     """
 
-    def __init__(self, path: Path, asked: Mapping[str, Any], resume: bool) -> None:
+    def __init__(self, path: Path, asked: Mapping[str, str], resume: bool) -> None:
         """``asked``: what decides the images, the base seed left out; it must be the same to resume."""
         self.path = path
         self.journal = Journal(path, path / RUN, path / JOURNAL, asked)
@@ -290,13 +293,13 @@ class RunFolder:
         self.seconds += seconds
         known = joules is not None and self.joules is not None
         self.joules = (self.joules or 0.0) + (joules or 0.0) if known else None
-        lines = []
+        lines: dict[int, dict[str, object]] = {}
         for item, picture, said in made:
             if "error" in said:
                 self.failed[item.number] = said["error"]
                 continue
             write_whole(self.path / file_of(item), picture)
-            lines.append({"number": item.number, **row_of(item), **said})
+            lines[item.number] = row_of(item) | said
             self.moved += said["total_variation_per_token"] * said["tokens"]
             for count in self.counts:
                 self.counts[count] += said.get(count, 1)

@@ -8,9 +8,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from lantern_accel.errors import RequestError, shown
 from lantern_accel.files import read_json_file, write_json
@@ -113,12 +112,12 @@ class Journal:
         written = {"schema_version": SCHEMA, "asked": self.asked, "seed": self.seed, **facts}
         write_json(self.run, written)
 
-    def add(self, lines: Iterable[dict[str, Any]]) -> None:
-        """Write the lines of images whose files are there."""
+    def add(self, lines: Mapping[int, Mapping[str, object]]) -> None:
+        """Write the lines of images whose files are there, by their numbers."""
         text = b""
-        for line in lines:
-            self.finished[line["number"]] = line
-            text += json.dumps(line, sort_keys=True).encode() + b"\n"
+        for number, line in lines.items():
+            self.finished[number] = made = {"number": number, **line}
+            text += json.dumps(made, sort_keys=True).encode() + b"\n"
         if not text:
             return
         with self.lines.open("a+b") as stream:

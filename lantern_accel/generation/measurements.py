@@ -16,19 +16,17 @@ from lantern_accel.device.waiting import waiting
 from lantern_accel.errors import DoesNotFitError
 from lantern_accel.families.base import Rows
 from lantern_accel.families.manifest import Manifest
+from lantern_accel.generation import auto_constants as auto
 from lantern_accel.generation.calibrate import calibrate, count
 from lantern_accel.generation.copies import (
-    DRAFTS,
-    USUAL_RATES,
     likely_copies,
     own_windows,
     product_times,
 )
 from lantern_accel.generation.decide import Timings, chosen
 from lantern_accel.generation.engines import Engines, copies_of, explained
-from lantern_accel.generation.estimate import ENOUGH, Estimate
+from lantern_accel.generation.estimate import Estimate
 from lantern_accel.generation.row_costs import (
-    TOKENS,
     RowCosts,
     auto_lengths,
     known_worth,
@@ -61,17 +59,6 @@ from lantern_accel.strategy.values import (
 )
 
 _LOG = logging.getLogger("lantern_accel.generation")
-#: Weights from which on reading them decides a step, so that a quantized copy may be a fast drafter.
-LEAST_WEIGHTS = 1 << 23
-#: Steps over which drafts that settle at once are counted: those of a draft head or drafter, and of a
-#: copy.
-DRAFTER_STEPS, COPY_STEPS = 48, 12
-#: Requests that time the candidates of their kind at most: one, or more while other programs use the
-#: machine.
-REQUESTS = 4
-#: Rounds and milliseconds at least that a later one takes, and the share of the best predicted speed that
-#: a source needs for it.
-AGAIN, NEAR = (1, 250.0), 0.7
 #: From a strategy, its engine with a request started on it; None: it does not fit the memory.
 Begun = Callable[[Strategy], Engine | None]
 
@@ -125,7 +112,7 @@ class Measurements:
             filters=[sampling.branches, sampling.top_k, sampling.top_p < 1, sampling.order],
             budget=strategy.tv_budget,
             invariant=strategy.invariant,
-            lengths=[list(TOKENS), [*DRAFTS, *USUAL_RATES]],
+            lengths=[list(auto.TOKENS), [*auto.COPY_DRAFTS, *auto.USUAL_RATES]],
             draft_head=self.guesses,
         )
 
@@ -235,7 +222,7 @@ class Measurements:
         """
         weights = sum(part.weight.numel() for part in projections(self.model.target))
         # In this order: a device that checks its kernels first checks none for a small model.
-        pays = weights >= LEAST_WEIGHTS and self.backend.preferences.reads_fewer_bits
+        pays = weights >= auto.LEAST_WEIGHTS and self.backend.preferences.reads_fewer_bits
         if not pays or asked.acceptance.relaxed or self.model.rounding is not None:
             return None
         tokens = self.model.manifest.target.num_tokens
@@ -262,7 +249,7 @@ class Measurements:
         times = product_times(self.model.target, self.backend, dtype, counts, watch)
         tokens = self.model.manifest.target.num_tokens
         found = likely_copies(times, rows, timed, tokens, windows.times.get(1))
-        return [usual.with_drafts(one.tree) for one in found if one.speedup >= ENOUGH]
+        return [usual.with_drafts(one.tree) for one in found if one.speedup >= auto.ENOUGH]
 
     # --- measuring -----------------------------------------------------------------------------
 
@@ -301,7 +288,7 @@ class Measurements:
         others, self.seconds = load.share(), self.seconds + time.monotonic() - began
         again, self.doubt = 0, ""
         if not isinstance(others, str) and others >= BUSY:
-            again = (REQUESTS if kept is None else kept.again) - 1
+            again = (auto.REQUESTS if kept is None else kept.again) - 1
             later = "; the next images measure again" if again else ""
             self.doubt = f"; chosen on a busy machine{later}"
         if found:
@@ -334,7 +321,7 @@ class Measurements:
         self, found: Sequence[Estimate], batch: int, begun: Begun
     ) -> list[Estimate]:
         """Time once more what may yet prove best, by the copies that are there."""
-        least = NEAR * max(ENOUGH, *(one.promise(batch) for one in found))
+        least = auto.NEAR * max(auto.ENOUGH, *(one.promise(batch) for one in found))
         held = self.engines.capacity.copies
         return [
             (self._timed(one.strategy, begun, one) or one)
@@ -353,7 +340,8 @@ class Measurements:
         engine = begun(strategy)
         if engine is None:
             return None
-        times = calibrate(engine, self.backend.stopwatch, *(AGAIN if before else ()))
+        again = (auto.LATER_ROUNDS, auto.LATER_MS) if before else ()
+        times = calibrate(engine, self.backend.stopwatch, *again)
         for length, ms in before.times.items() if before else ():
             times.setdefault(length, []).append(ms)
         length, tokens, exact = max(times), dict[int, float](), before and before.exact
@@ -369,7 +357,7 @@ class Measurements:
         """Count the tokens per step of a few steps of one length; None: it does not fit the memory."""
         if (engine := begun(strategy)) is None:
             return None
-        most = COPY_STEPS if copies_of(strategy) else DRAFTER_STEPS
+        most = auto.COPY_STEPS if copies_of(strategy) else auto.DRAFTER_STEPS
         gained, spent = count(
             engine, length, max(1, min(most, (engine.geometry.tokens - 1) // length))
         )

@@ -17,7 +17,8 @@ from lantern_accel.device.backend import Backend
 from lantern_accel.device.context import inferring
 from lantern_accel.families.base import Model
 from lantern_accel.files import cache_dir, read_record, write_record
-from lantern_accel.generation.calibrate import HOPELESS, calibrate
+from lantern_accel.generation import auto_constants as auto
+from lantern_accel.generation.calibrate import calibrate
 from lantern_accel.records import Record, digest
 from lantern_accel.strategy.choices import key_of
 from lantern_accel.strategy.length_policy import GAIN
@@ -25,19 +26,6 @@ from lantern_accel.strategy.lengths import in_batch, odds_between, shifted, usua
 from lantern_accel.strategy.sources import DraftSource
 from lantern_accel.strategy.trees import cut_tree
 from lantern_accel.strategy.values import AUTO_LENGTHS, Strategy, Window, with_tokens_per_step
-
-#: Tokens of an image's passes that are timed, and those that windows may have.
-TOKENS = (1, 2, 4, 8, 16, 32, 64)
-#: Milliseconds and rounds of steps that are timed at least.
-TIMED_MS, ROUNDS = 150.0, 2
-#: By how much the odds of acceptance are better than usual, as a logarithm, on an easy prompt.
-EASY = 1.0
-#: A shorter window than this has nothing to keep, where nobody chose its length.
-SHORTEST = 4
-#: Nodes of a drafter's tree, the root included, where nobody chose one: those among which costs decide.
-SIZES = (3, 5, 8, 13, 21, 34)
-#: The share of the best tree's predicted speed with which a larger one is taken.
-NEARLY = 0.95
 
 
 class RowCosts(Record):
@@ -76,7 +64,7 @@ def window_tokens(costs: RowCosts, plain: int, batch: int, longest: int) -> int:
 
     ``plain``: rows of a plain pass of a batch; ``longest``: the strategy's own length, the most.
     """
-    lengths = [n for n in TOKENS if SHORTEST <= n < longest] + [longest]
+    lengths = [n for n in auto.TOKENS if auto.SHORTEST_WINDOW <= n < longest] + [longest]
     promise = {
         n: in_batch(usual_tokens_per_step(n), batch) / costs.of(n * plain, plain) for n in lengths
     }
@@ -94,20 +82,20 @@ def auto_lengths(
     """
     every, most = known_worth(worth), 0.0
     kept: list[int] = []
-    for length in (n for n in TOKENS if n <= tokens):
-        brings = in_batch(shifted(every[length], length, EASY), batch)
+    for length in (n for n in auto.TOKENS if n <= tokens):
+        brings = in_batch(shifted(every[length], length, auto.EASY), batch)
         promise = brings / costs.of(length * plain, plain)
         most = max(most, promise)
-        if length > AUTO_LENGTHS[-1] and (promise < HOPELESS * most or not costs.timed):
+        if length > AUTO_LENGTHS[-1] and (promise < auto.HOPELESS * most or not costs.timed):
             break
         kept.append(length)
     return tuple(kept)
 
 
 def known_worth(worth: Mapping[int, float]) -> dict[int, float]:
-    """Return tokens per step of all :data:`TOKENS`: what is not known is as good as the next shorter."""
+    """Return tokens per step of all lengths: an unknown one is as good as the next shorter."""
     found, shift = {**worth, 1: 1.0}, 0.0
-    for length in TOKENS[1:]:
+    for length in auto.TOKENS[1:]:
         usual = usual_tokens_per_step(length)
         if length in found:
             shift = odds_between(usual, found[length], length)
@@ -132,9 +120,11 @@ def tree_of(costs: RowCosts, branches: int, tree: DraftSource) -> DraftSource:
     """
     if not costs.timed:
         return tree
-    sizes = [n for n in SIZES if n < tree.size[0]] + [tree.size[0]]
+    sizes = [n for n in auto.TREE_SIZES if n < tree.size[0]] + [tree.size[0]]
     promise = {n: tree_tokens(n) / costs.of(n * branches, branches) for n in sizes}
-    return cut_tree(tree, max(n for n in sizes if promise[n] >= NEARLY * max(promise.values())))
+    return cut_tree(
+        tree, max(n for n in sizes if promise[n] >= auto.NEARLY * max(promise.values()))
+    )
 
 
 # --- measuring ------------------------------------------------------------------------------------
@@ -164,11 +154,11 @@ def measure(backend: Backend, model: Model) -> RowCosts:
     """
     target = model.family.target_for_shape(model, model.family.usual_shape(model))[0]
     sampling = model.manifest.defaults.sampling
-    windows = Window.over([n for n in TOKENS if n < model.manifest.target.num_tokens])
-    easy = {n: shifted(usual_tokens_per_step(n), n, EASY) for n in TOKENS}
+    windows = Window.over([n for n in auto.TOKENS if n < model.manifest.target.num_tokens])
+    easy = {n: shifted(usual_tokens_per_step(n), n, auto.EASY) for n in auto.TOKENS}
     lengths = with_tokens_per_step(windows.draft_lengths, easy)
     strategy = Strategy(drafts=windows).with_drafts(draft_lengths=lengths)
     engine = Engine(target, None, backend, strategy, sampling)
     engine.state.prefix_mask.fill_(True)
-    times = calibrate(engine, backend.stopwatch, ROUNDS, TIMED_MS)
+    times = calibrate(engine, backend.stopwatch, auto.ROW_ROUNDS, auto.ROW_MS)
     return RowCosts.of_times({n * sampling.branches: min(ms) for n, ms in times.items()})

@@ -7,7 +7,7 @@ import io
 import json
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lantern_accel.generation.runtime import steps_by_accepted
 from lantern_accel.serving.body import FORMATS, ImageRequest
@@ -48,7 +48,7 @@ def usage(done: Sequence[Finished]) -> dict[str, object]:
     }
 
 
-def statistics(done: Sequence[Finished], rounding: float) -> dict[str, Any]:
+def statistics(done: Sequence[Finished], rounding: float) -> dict[str, float]:
     """Return tokens per target pass, and the quality loss: total variation per token, 0 where exact.
 
     ``rounding``: what quantized weights add, per token.

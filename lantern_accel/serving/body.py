@@ -124,7 +124,8 @@ def read_body(
         raise _refuse_body(error, named, sent) from None
     if body.model is not None:
         check_model(body.model, manifest.name)
-    texts = {name: text for name in TEXTS if isinstance(text := getattr(body, name), str)}
+    values = dict(body)
+    texts = {name: text for name in TEXTS if isinstance(text := values[name], str)}
     for name, text in texts.items():
         if len(text) > most_prompt:
             raise wrong_value(
@@ -133,9 +134,7 @@ def read_body(
     size, notes = _size(body.size, picture, sent.get("size", "size"))
     fields = {ours: TAKEN.get(ours, ours) for ours in Settings.model_fields}
     settings = {
-        ours: getattr(body, theirs)
-        for ours, theirs in fields.items()
-        if theirs in Body.model_fields
+        ours: values[theirs] for ours, theirs in fields.items() if theirs in Body.model_fields
     }
     settings |= {"size": size, "seed": _seeds(body.seed)}
     field: str | None = None

@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Collection
 
 from starlette.requests import ClientDisconnect
-from starlette.routing import Match
+from starlette.routing import Match, Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lantern_accel.serving.metrics import Metrics
@@ -41,9 +41,9 @@ def route_path(scope: Scope) -> str:
 
 def route_label(scope: Scope) -> str:
     """Return the path of a request's route, also of one refused before: as many labels as routes."""
-    routes = getattr(scope.get("app"), "routes", ())
-    fits = (one for one in routes if one.matches(scope)[0] is Match.FULL)
-    return getattr(scope.get("route") or next(fits, None), "path", "other")
+    fits = (one for one in scope["app"].routes if one.matches(scope)[0] is Match.FULL)
+    route = scope.get("route") or next(fits, None)
+    return route.path if isinstance(route, Route | Mount) else "other"
 
 
 def check_head(scope: Scope, keys: Collection[str], most_body: int) -> None:

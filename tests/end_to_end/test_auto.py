@@ -112,7 +112,7 @@ def test_a_machine_that_is_always_busy_is_timed_a_few_times(tiny_model, own, mon
     monkeypatch.setattr(automatic.HostLoad, "share", lambda self: 0.5)
     with load(tiny_model) as pipeline:
         said = [pipeline.generate("red heart", seed=3).stats.auto for _ in range(6)]
-    assert len(timed) == automatic.REQUESTS
+    assert len(timed) == automatic.auto.REQUESTS
     assert [one.endswith("again") for one in said] == [True, True, True, False, False, False]
 
 

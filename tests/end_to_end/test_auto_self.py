@@ -32,7 +32,7 @@ from lantern_accel_profiles.tuning import auto as tuning
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of its own, on a device where copies of the smallest models may pay."""
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(automatic, "LEAST_WEIGHTS", 0)
+    monkeypatch.setattr(automatic.auto, "LEAST_WEIGHTS", 0)
     monkeypatch.setattr(automatic.HostLoad, "share", lambda self: 0.0)
     with lantern_accel.load(device="cpu", dtype="float32") as pipeline:
         kind = type(pipeline.backend)
@@ -161,9 +161,9 @@ def test_who_gets_no_copy(tiny_model: Path, kept: Path, monkeypatch: pytest.Monk
         made = auto.copies(asked)
         assert made is not None and [p.length for p in made.drafts.draft_lengths] == list(AUTO_SELF)
         assert auto.copies(pipeline.strategy("auto", relaxed=True)) is None
-        monkeypatch.setattr(automatic, "LEAST_WEIGHTS", 1 << 40)
+        monkeypatch.setattr(automatic.auto, "LEAST_WEIGHTS", 1 << 40)
         assert auto.copies(asked) is None
-        monkeypatch.setattr(automatic, "LEAST_WEIGHTS", 0)
+        monkeypatch.setattr(automatic.auto, "LEAST_WEIGHTS", 0)
         pipeline.backend.preferences = replace(pipeline.backend.preferences, reads_fewer_bits=False)
         assert auto.copies(asked) is None
     assert Backend.preferences.reads_fewer_bits is False

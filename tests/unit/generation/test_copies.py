@@ -124,10 +124,10 @@ def test_products_of_every_kind_are_timed_and_nothing_is_kept(
     monkeypatch.setattr(type(REFERENCE), "linear", linear)
     found = timed([2, 8])
     assert found.keys() == {"full", *ROUNDINGS} and found["int4"].keys() == {2, 8}
-    turns = len(found) * (copies.ROUNDS + 1)
+    turns = len(found) * (copies.auto.PRODUCT_ROUNDS + 1)
     assert found["full"] == {2: 1e3, 8: 1e3 * (1 + turns)}, "the least of the rounds, in turns"
     assert shapes == {(2, 70), (8, 70), (2, 40), (8, 40)}
-    monkeypatch.setattr(copies, "TIMED_WEIGHTS", 1)
+    monkeypatch.setattr(copies.auto, "PRODUCT_WEIGHTS", 1)
     found = timed([2])
     assert shapes == {(2, 70)}, "the largest alone"
     assert found["full"][2] == pytest.approx(1e3 * (70 * 40 + 40 * 9) / (70 * 40)), "counts for all"

@@ -65,7 +65,7 @@ def test_auto_times_longer_windows_where_rows_are_cheap() -> None:
 
 
 def test_unknown_lengths_are_as_good_as_the_known_ones() -> None:
-    usual = {n: usual_tokens_per_step(n) for n in rows.TOKENS}
+    usual = {n: usual_tokens_per_step(n) for n in rows.auto.TOKENS}
     assert rows.known_worth({}) == pytest.approx(usual)
     found = rows.known_worth(KNOWN)
     assert {n: found[n] for n in KNOWN} == KNOWN
@@ -102,7 +102,7 @@ def test_windows_are_timed_by_their_rows(cpu: Backend, monkeypatch: pytest.Monke
         model.manifest.target.num_tokens,
         model.manifest.defaults.sampling.branches,
     )
-    counts = [n for n in rows.TOKENS if n < tokens]
+    counts = [n for n in rows.auto.TOKENS if n < tokens]
     found = MEASURE(cpu, model)
     assert found.timed and min(found.costs.values()) == 1.0
     assert set(found.costs) <= {n * branches for n in counts} and branches in found.costs

@@ -99,7 +99,7 @@ def test_a_size_is_raced_with_and_without_the_head(
     tmp_path: Path,
 ) -> None:
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(automatic, "LEAST_WEIGHTS", 0)
+    monkeypatch.setattr(automatic.auto, "LEAST_WEIGHTS", 0)
     publish = importlib.import_module("publish")
     monkeypatch.setattr(publish, "BATCHES", (1,))
     size = tmp_path / "small.json"

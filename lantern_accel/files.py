@@ -59,13 +59,13 @@ def cache_dir() -> Path:
     used (no home, not ours, no space), one warning says so, and a folder that lasts as long as this
     process takes its place.
     """
-    found = _tried(*_wanted())
+    found = _try_folder(*_read_variables())
     return found if isinstance(found, Path) else _in_its_place(os.environ.get(CACHE), found)
 
 
 def kept_dir(name: str) -> Path | None:
     """Return a folder of the cache that outlives this process; None, without a word, where none does."""
-    cache = _tried(*_wanted())
+    cache = _try_folder(*_read_variables())
     with contextlib.suppress(OSError):
         return None if isinstance(cache, str) else _usable(cache / name)
     return None
@@ -78,13 +78,13 @@ def _usable(folder: Path) -> Path:
         return folder
 
 
-def _wanted() -> tuple[str | None, str | None, str | None]:
+def _read_variables() -> tuple[str | None, str | None, str | None]:
     given, home, caches = (os.environ.get(name) for name in (CACHE, "HOME", "XDG_CACHE_HOME"))
     return given, home, caches
 
 
 @functools.cache
-def _tried(given: str | None, home: str | None, caches: str | None) -> Path | str:
+def _try_folder(given: str | None, home: str | None, caches: str | None) -> Path | str:
     """Return the folder that was named, or the user's; else why it cannot be written."""
     try:
         path = Path(given or platformdirs.user_cache_path("lantern_accel", appauthor=False))
@@ -313,11 +313,11 @@ def read_tensors(
         if not _there(path):
             return None
         with safe_open(str(path), framework="pt", device="cpu") as file:
-            said = (file.metadata() or {}).get(CHECKSUM)
+            stored = (file.metadata() or {}).get(CHECKSUM)
             names = file.keys()  # the file is not a dictionary: it has no iterator
             # Copied: a mapped entry would change with its file.
             found = {name: file.get_tensor(name).clone() for name in names}
-        return found if said == checksum(found) and fits(found) else None
+        return found if stored == checksum(found) and fits(found) else None
     except Exception:  # whatever a damaged file makes its reader raise
         return None
 

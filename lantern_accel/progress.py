@@ -18,8 +18,8 @@ class Progress:
 
     def start(self, label: str, total: int | None = None) -> None:
         """Begin a stage of ``total`` steps (unknown if None)."""
-        self._label, self._total, self._done, self._said_done = label, total, 0, 0
-        self._began = self._said = time.monotonic()
+        self._label, self._total, self._done, self._printed_done = label, total, 0, 0
+        self._began = self._printed = time.monotonic()
         self._metrics: dict[str, float] = {}
         self.log(f"{label}: {total} steps" if total is not None else label)
 
@@ -28,13 +28,13 @@ class Progress:
         self._done += steps
         self._metrics.update(metrics)
         now = time.monotonic()
-        if self._every is not None and now - self._said >= self._every:
-            rate = (self._done - self._said_done) / (now - self._said)
+        if self._every is not None and now - self._printed >= self._every:
+            rate = (self._done - self._printed_done) / (now - self._printed)
             of = left = ""
             if self._total is not None:
                 of = f"/{self._total}"
                 left = f", {(self._total - self._done) / rate:.0f} s left" if rate > 0 else ""
-            self._said, self._said_done = now, self._done
+            self._printed, self._printed_done = now, self._done
             self.log(f"{self._label} {self._done}{of} {self._words()} ({rate:.2f}/s{left})")
 
     def log(self, message: str) -> None:

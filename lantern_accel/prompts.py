@@ -99,8 +99,8 @@ def _table(path: Path) -> Iterator[Mapping[str, object]]:
     whole = read_text_file(path).replace("\r", "\n")
     text = whole.lstrip("\n ")
     signs = "\t,;" if path.suffix.lower() == ".tsv" else ",;\t"
-    if said := re.match('"?sep=(.)"?[,; ]*(\n[\n ]*|$)', text, re.IGNORECASE):
-        text, signs = text[said.end() :], said[1]
+    if separator := re.match('"?sep=(.)"?[,; ]*(\n[\n ]*|$)', text, re.IGNORECASE):
+        text, signs = text[separator.end() :], separator[1]
     first = text.partition("\n")[:1]
     for sign in signs:
         names = [name.strip().lower() for name in next(csv.reader(first, delimiter=sign), ())]

@@ -57,7 +57,7 @@ class ImageJob:
 T = TypeVar("T")
 J = TypeVar("J", bound=ImageJob)
 #: Decodes the tokens of rows, of which the first are of these images, to an image each; or to none.
-Paint = Callable[[Decoded, Sequence[J]], "list[Image]"]
+MakeImages = Callable[[Decoded, Sequence[J]], "list[Image]"]
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Known(Generic[J]):
 
     image: J
     known: int
-    picture: Image | None = None
+    preview: Image | None = None
     rows: int = 0
 
 
@@ -76,7 +76,7 @@ class Done(Generic[J]):
 
     images: tuple[J, ...]
     decoded: Decoded
-    pictures: list[Image]
+    rendered: list[Image]
     seconds: float = 0.0
 
 
@@ -124,20 +124,20 @@ class Batch(Generic[J]):
         part: BatchPlan,
         sampling: Sampling,
         shape: Hashable,
-        paint: Paint[J] | None = None,
+        make_images: MakeImages[J] | None = None,
         phases: Phases | None = None,
         *,
         joins: bool = False,
     ) -> None:
         """Make the rows that a decision's ``part`` names.
 
-        ``shape``: of the images' conditions; ``paint``: makes their pixels, None leaves tokens.
+        ``shape``: of the images' conditions; ``make_images``: makes their pixels, None leaves tokens.
         ``joins``: images join and leave one by one, which needs an engine of one image too. Raises
         :class:`DoesNotFitError` where the two do not fit together.
         """
         self.runtime, self.backend, self.engines = runtime, runtime.backend, runtime.engines
         self.strategy, self.sampling, self.shape = part.strategy, sampling, shape
-        self.size, self.joins, self.paint = part.rows, joins, paint
+        self.size, self.joins, self.make_images = part.rows, joins, make_images
         self.phases = phases or Phases(self.backend.stopwatch)
         self._rows: dict[int, J] = {}
         #: The engine's buffers, the length of its next step and its rows, while others use it.
@@ -252,9 +252,9 @@ class Batch(Generic[J]):
     def _finish(self, rows: range | list[int]) -> None:
         """Set rows to complete. One copy of one shape, whichever rows they are."""
         length = self.engine.state.length
-        kept = length.cpu()
-        kept[list(rows)] = self.tokens - 1
-        length.copy_(kept)
+        lengths = length.cpu()
+        lengths[list(rows)] = self.tokens - 1
+        length.copy_(lengths)
 
     def _restart(self) -> None:
         """Start counting again where no image is under way."""
@@ -279,7 +279,7 @@ class Batch(Generic[J]):
         first tokens of every row, integer ``[B, n]``, from which they go on. ``watched``: somebody wants
         to know how far they are. ``step`` runs in place of the captured steps.
         """
-        engine, every = self.engine, filled(images, self.size)
+        engine, every = self.engine, fill_rows(images, self.size)
         with explained(self.backend), self.phases.timed("prefill"):
             self.ready.begin(rows, [one.seed for one in every], [one.number for one in every])
             if len(images) < self.size:
@@ -367,9 +367,9 @@ class Batch(Generic[J]):
         """Return how far an image is, with the next partial image where its share is known."""
         if known * (image.partials + 1) // self.tokens > image.shown < image.partials:
             with self.phases.timed("pixels"):
-                picture, rows = self.runtime.partial_picture(self.so_far(image), self.shape)
-            image.shown += picture is not None  # else no row is finished yet
-            return Known(image, known, picture, rows)
+                preview, rows = self.runtime.partial_image(self.so_far(image), self.shape)
+            image.shown += preview is not None  # else no row is finished yet
+            return Known(image, known, preview, rows)
         return Known(image, known)
 
     def _complete(self, rows: list[int]) -> Done[J] | Failure[J]:
@@ -380,11 +380,11 @@ class Batch(Generic[J]):
             del self._rows[rows[0]]
         try:
             with self.phases.timed("pixels") as watch:
-                pictures = [] if self.paint is None else self.paint(made, images)
+                rendered = [] if self.make_images is None else self.make_images(made, images)
         except Exception as error:
             return Failure(images, error)
         own = Decoded(**{name: value[: len(rows)] for name, value in vars(made).items()})
-        return Done(images, own, pictures, watch.seconds)
+        return Done(images, own, rendered, watch.seconds)
 
     def run(self, stop: Callable[[], object] | None = None) -> Done[J]:
         """Advance images that have begun together to their end; raises what one failed with."""
@@ -421,7 +421,7 @@ class Batch(Generic[J]):
             self._finish([row])
 
 
-def filled(images: Sequence[T], rows: int) -> list[T]:
+def fill_rows(images: Sequence[T], rows: int) -> list[T]:
     """Return an image for each row: the first ones, and the last one again for those left over."""
     return [*images[:rows], *[images[-1]] * (rows - len(images))]
 
@@ -443,7 +443,7 @@ def joined_batch(
     images: int,
     batch: int | None,
     size: Size | None = None,
-    paint: Paint[J] | None = None,
+    make_images: MakeImages[J] | None = None,
     phases: Phases | None = None,
 ) -> tuple[Decision, Batch[J]]:
     """Decide what ``images`` are decoded with, ``batch`` at once, and make rows that they join.
@@ -456,19 +456,19 @@ def joined_batch(
 
     found = runtime.decide(asked, sampling, first.shape, rows, images, batch, size, joins=True)
     part = found.parts[0]
-    return found, Batch(runtime, part, sampling, first.shape, paint, phases, joins=True)
+    return found, Batch(runtime, part, sampling, first.shape, make_images, phases, joins=True)
 
 
-def painting(runtime: Runtime, shape: Hashable) -> Paint[J]:
+def image_maker(runtime: Runtime, shape: Hashable) -> MakeImages[J]:
     """Return what decodes images; it raises RequestError for a model that leaves tokens here."""
 
-    def paint(decoded: Decoded, images: Sequence[J]) -> list[Image]:
+    def make_images(decoded: Decoded, images: Sequence[J]) -> list[Image]:
         prompts, seeds = [one.prompt for one in images], [one.seed + one.number for one in images]
-        if made := runtime.pictures(decoded.tokens, shape, prompts, seeds):
+        if made := runtime.decode_images(decoded.tokens, shape, prompts, seeds):
             return made
         raise RequestError(
             f"the model {runtime.model.manifest.name!r} makes tokens here and no images; load it with "
             "what paints images"
         )
 
-    return paint
+    return make_images

@@ -16,8 +16,8 @@ from lantern_accel.errors import LanternError, RequestError
 from lantern_accel.generation.pipeline import Pipeline, Prompt
 
 #: Trees are tuned on the first half; ``bench`` and ``profile`` report on the other.
-_DRAWN = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").splitlines()
-TUNING, REPORTING = tuple(_DRAWN[:32]), tuple(_DRAWN[32:])
+_SAMPLE = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").splitlines()
+TUNING, REPORTING = tuple(_SAMPLE[:32]), tuple(_SAMPLE[32:])
 
 
 def built_in_prompts(
@@ -31,8 +31,8 @@ def built_in_prompts(
     if getattr(target, "conditioning", "text") == "class":
         first = 0 if half == "reporting" else 1
         return sorted({(2 * i + first) * target.num_classes // 64 for i in range(32)})
-    drawn = TUNING if half == "tuning" else REPORTING
-    known: list[Prompt] = [prompt for prompt in drawn if _takes(pipeline, prompt)]
+    sample = TUNING if half == "tuning" else REPORTING
+    known: list[Prompt] = [prompt for prompt in sample if _takes(pipeline, prompt)]
     if not known:  # a model with words of its own
         known = list(pipeline.model.family.examples(pipeline.model.manifest))
         known = known[half == "tuning" :: 2] or known

@@ -35,7 +35,9 @@ def calibrate(
     """
     times: dict[int, list[float]] = {}
     lengths = [one.length for one in engine.draft_lengths]
-    worth = {p.length: p.tokens_per_step or engine.usual(p.length) for p in engine.draft_lengths}
+    tokens_per_step = {
+        p.length: p.tokens_per_step or engine.usual(p.length) for p in engine.draft_lengths
+    }
     number, spent = 0, 0.0
     while number <= rounds or (spent < least and number <= auto.MOST_ROUNDS):
         for length in list(lengths):
@@ -44,10 +46,10 @@ def calibrate(
             if length == 1 or not (number or engine.source.returns):  # a first step may be slow
                 continue
             for _ in range(auto.SECOND_LOOKS):  # so may any on a busy machine
-                if not (best := _better(length, times, worth)):
+                if not (best := _better(length, times, tokens_per_step)):
                     break
                 times[length].append(step_ms(engine, length, watch))
-            if best := _better(length, times, worth):
+            if best := _better(length, times, tokens_per_step):
                 past = length > best
                 lengths = [n for n in lengths if n < length or (n > length and not past)]
                 if past:
@@ -60,9 +62,8 @@ def calibrate(
 
 def step_ms(engine: Engine, length: int, watch: Callable[[], Stopwatch]) -> float:
     """Time a step of one length, milliseconds: of several in a row, if steps are short."""
-    for _ in range(
-        2 if engine.source.returns else 1
-    ):  # such steps find other steps' data in the caches
+    # Drafts that return find other steps' data in the caches at first.
+    for _ in range(2 if engine.source.returns else 1):
         engine.state.rewind(engine.geometry.tokens // 2, pending=length)
         engine.move(length)
         with watch() as one:
@@ -77,9 +78,9 @@ def step_ms(engine: Engine, length: int, watch: Callable[[], Stopwatch]) -> floa
 
 
 def _better(
-    length: int, times: Mapping[int, Sequence[float]], worth: Mapping[int, float]
+    length: int, times: Mapping[int, Sequence[float]], tokens_per_step: Mapping[int, float]
 ) -> int | None:
     """Return the fastest length where this one is predicted to be far slower; else None."""
-    promise = {n: worth.get(n, 1.0) / min(found) for n, found in times.items()}
-    best = max(promise, key=lambda one: promise[one])
-    return best if promise[length] < auto.HOPELESS * promise[best] else None
+    speeds = {n: tokens_per_step.get(n, 1.0) / min(found) for n, found in times.items()}
+    best = max(speeds, key=lambda one: speeds[one])
+    return best if speeds[length] < auto.HOPELESS * speeds[best] else None

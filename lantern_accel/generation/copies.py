@@ -66,12 +66,12 @@ def own_windows(timed: Sequence[DraftLength]) -> list[int]:
 
     ``timed``: of the target's windows: where their rows are dear, a copy's are too.
     """
-    promise = {
+    speeds = {
         one.length: (one.tokens_per_step or usual_tokens_per_step(one.length)) / (one.cost or 1.0)
         for one in timed
     }
-    least = auto.HOPELESS * max(promise.values(), default=1.0)
-    return sorted({1} | {n for n in promise if n <= auto.SHORT_COPY_WINDOW or promise[n] >= least})
+    least = auto.HOPELESS * max(speeds.values(), default=1.0)
+    return sorted({1} | {n for n in speeds if n <= auto.SHORT_COPY_WINDOW or speeds[n] >= least})
 
 
 def likely_copies(
@@ -107,22 +107,22 @@ def likely_copies(
             drafts = [n for n in auto.COPY_DRAFTS if max(window, 2) <= n + 1 <= tokens]
             gain = gains.get(length) or usual_tokens_per_step(length)
             cost = pass_cost(name, length)
-            promises: dict[tuple[int, int], float] = {}
+            speeds: dict[tuple[int, int], float] = {}
             for n in drafts:
                 needed = math.ceil(n / gain)
                 for passes in range(math.ceil(needed / 2), needed + 1) if window else [n]:
                     made = tokens_of(rate, 1 + min(n, passes * gain))
                     made = 1 + (made - 1) * (auto.SETTLED if window else 1.0)
-                    promises[n, passes] = made / (passes * cost + checks.of(n + 1, 1))
-            if not promises:
+                    speeds[n, passes] = made / (passes * cost + checks.of(n + 1, 1))
+            if not speeds:
                 continue
-            best, passes = max(promises, key=lambda one: promises[one])
+            best, passes = max(speeds, key=lambda one: speeds[one])
             # One length more than the best, so that images that accept more may have it.
             longest = next((n for n in drafts if n > best), best)
             lengths = [1, *(n + 1 for n in drafts if n <= longest)]
             own = (2 * passes * longest + best) // (2 * best) if window else 0
             tree = SelfDrafts.over(lengths, weights=name, window=window, passes=own)
-            found.append(Likely(tree, promises[best, passes]))
+            found.append(Likely(tree, speeds[best, passes]))
 
     found.sort(key=lambda one: one.speedup, reverse=True)
     return [one for one in found if one.tree.weights == found[0].tree.weights][:2]

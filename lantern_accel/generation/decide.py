@@ -53,7 +53,7 @@ def decide(work: Workload, measurements: Mapping[int, Timings], capacity: Capaci
     for images, rows in work.rows.items():
         used, best = work.strategy, None
         if used.name == AUTO:
-            used, best = chosen(used, measurements[rows], rows, capacity)
+            used, best = choose_source(used, measurements[rows], rows, capacity)
         need, exact = capacity.bytes_of(rows, used, work.sampling, work.shape), best and best.exact
         sizes = {"images": images, "rows": rows, "memory": need, "free": capacity.free}
         parts.append(BatchPlan(strategy=used, exact_tokens_per_step=exact, **sizes))
@@ -61,7 +61,7 @@ def decide(work: Workload, measurements: Mapping[int, Timings], capacity: Capaci
     return Decision(**work.place, **asked, parts=tuple(parts))
 
 
-def chosen(
+def choose_source(
     asked: Strategy, timings: Timings, batch: int, capacity: Capacity | None = None
 ) -> tuple[Strategy, Estimate | None]:
     """Return what auto decodes a batch with, and its estimate where it was timed.

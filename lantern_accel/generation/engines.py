@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("lantern_accel.generation")
 #: Engines (buffers of one bucket) that are kept for reuse.
-KEPT_ENGINES = 4
+MOST_ENGINES = 4
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Engines:
     def __init__(self, model: Model, backend: Backend, dtype: torch.dtype) -> None:
         self.model, self.backend, self.dtype = model, backend, dtype
         self.capacity = Capacity(model, backend, dtype, lambda: self.nbytes)
-        self.kept = KEPT_ENGINES
+        self.kept = MOST_ENGINES
         self.warmed: list[str] = []
         #: Functions that could not be captured: the name, the seconds of a call, and why.
         self._uncaptured: list[tuple[str, float, str]] = []
@@ -169,15 +169,15 @@ class Engines:
         """
         key = (batch, strategy.bucket, sampling.bucket, shape)
         with explained(self.backend):
-            ready = self._ready.get(key) or self._made(batch, strategy, sampling, shape)
+            ready = self._ready.get(key) or self._make(batch, strategy, sampling, shape)
             self._capture_all(ready.engine, steps)
             self._ready[key] = ready
-        self._tell()
+        self._warn_of_uncaptured()
         self._ready.move_to_end(key)
         ready.engine.configure(strategy, sampling)
         return ready
 
-    def _made(
+    def _make(
         self, batch: int, strategy: Strategy, sampling: Sampling, shape: Hashable
     ) -> CapturedEngine:
         """Make an engine where it fits the memory."""
@@ -216,8 +216,8 @@ class Engines:
                 raise DoesNotFitError(shortage(self.backend, what, need, way))
             self._copies[how.name] = rounded_copy(model.target, self.backend, how, drafts=True)
             self.capacity.copies = frozenset(self._copies)
-        drawn = replace(model, target=self._copies[how.name])
-        made: Target = model.family.target_for_shape(drawn, shape)[0]
+        copied = replace(model, target=self._copies[how.name])
+        made: Target = model.family.target_for_shape(copied, shape)[0]
         return made
 
     def keep_copies(self, names: frozenset[str]) -> None:
@@ -228,7 +228,7 @@ class Engines:
         self._copies = {name: one for name, one in self._copies.items() if name in names}
         self.capacity.copies = frozenset(self._copies)
 
-    def _tell(self) -> None:
+    def _warn_of_uncaptured(self) -> None:
         """Warn of functions that run as they are, once."""
         left, self._uncaptured = self._uncaptured, []
         if left and not self._warned:
@@ -251,12 +251,12 @@ class Engines:
         raw = [name for name, one in engine.functions.items() if not isinstance(one, Replay)]
         left = [name for name in raw if steps or name == "prefill"]
         graphs = [name for name in left if not name.startswith("widen")]
-        says = graphs and self.backend.preferences.compiles and self.backend.support("capture")
+        long = graphs and self.backend.preferences.compiles and self.backend.support("capture")
         text, began = f"compiling {len(graphs)} graphs, once", time.monotonic()
-        with waiting(text, _LOG) if says else nullcontext():
+        with waiting(text, _LOG) if long else nullcontext():
             for name in left:
                 engine.functions[name] = self._capture(engine.functions[name], name)
-                if says and [name] == graphs[:1] != graphs:
+                if long and [name] == graphs[:1] != graphs:
                     taken, more = time.monotonic() - began, len(graphs) - 1
                     left_over = f"{more} are left, which may take {more * taken:.0f} s"
                     _LOG.info(f"{text}: the {name} took {taken:.1f} s; {left_over}")

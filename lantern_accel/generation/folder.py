@@ -25,7 +25,7 @@ from lantern_accel.device.context import inference
 from lantern_accel.errors import LanternWarning, NotFiniteError, RequestError, noted, shown
 from lantern_accel.families.base import Conditions
 from lantern_accel.files import check_name, write_json, write_whole
-from lantern_accel.generation.batch import Done, Failure, ImageJob, joined_batch, painting
+from lantern_accel.generation.batch import Done, Failure, ImageJob, image_maker, joined_batch
 from lantern_accel.generation.journal import SCHEMA, Journal, asked_of
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.generation.result import pictures, png_bytes, tokens_sha256
@@ -139,9 +139,9 @@ class FolderImages:
             assert host is not None
             return pictures(runtime.pixels(decoded.tokens, first.shape, host))
 
-        paint = painting(runtime, first.shape) if host is None else on_host
+        make_images = image_maker(runtime, first.shape) if host is None else on_host
         _, batch = joined_batch(
-            runtime, request.strategy, request.sampling, first, size, size, paint=paint
+            runtime, request.strategy, request.sampling, first, size, size, make_images=make_images
         )
         while left or batch.images:
             while left and batch.joinable:
@@ -153,11 +153,11 @@ class FolderImages:
                         raise event.error
                     found.append((event.images[0].item, b"", {"error": str(event.error)}))
                 elif isinstance(event, Done):
-                    found.append(_written(event, rounding))
+                    found.append(_encode(event, rounding))
         return found
 
 
-def _written(done: Done[FolderImage], weights: float) -> Painted:
+def _encode(done: Done[FolderImage], weights: float) -> Painted:
     """Return a complete image as PNG, with what the journal says of it.
 
     ``weights``: the total variation per token that quantized weights cost.
@@ -170,7 +170,7 @@ def _written(done: Done[FolderImage], weights: float) -> Painted:
         "steps": int(decoded.steps.sum()),
         "total_variation_per_token": float(decoded.price.sum()) / tokens + weights,
     }
-    return one.item, png_bytes(done.pictures[0]), line | ({"note": one.note} if one.note else {})
+    return one.item, png_bytes(done.rendered[0]), line | ({"note": one.note} if one.note else {})
 
 
 def read_share(text: str) -> tuple[int, int]:
@@ -294,15 +294,15 @@ class RunFolder:
         known = joules is not None and self.joules is not None
         self.joules = (self.joules or 0.0) + (joules or 0.0) if known else None
         lines: dict[int, dict[str, object]] = {}
-        for item, picture, said in made:
-            if "error" in said:
-                self.failed[item.number] = said["error"]
+        for item, png, line in made:
+            if "error" in line:
+                self.failed[item.number] = line["error"]
                 continue
-            write_whole(self.path / file_of(item), picture)
-            lines[item.number] = row_of(item) | said
-            self.moved += said["total_variation_per_token"] * said["tokens"]
+            write_whole(self.path / file_of(item), png)
+            lines[item.number] = row_of(item) | line
+            self.moved += line["total_variation_per_token"] * line["tokens"]
             for count in self.counts:
-                self.counts[count] += said.get(count, 1)
+                self.counts[count] += line.get(count, 1)
         self.journal.add(lines)
 
     def summarise(self, simulated: bool) -> dict[str, object]:

@@ -37,11 +37,11 @@ class Like(Frozen):
         from PIL import Image
 
         try:
-            with Image.open(path, formats=["PNG"]) as picture:
-                text: dict[str, str] = picture.text  # type: ignore[attr-defined]  # of PNGs alone
-            said = {name: text[name] for name in cls.model_fields if name in text}
-            decision = Decision.model_validate_json(said.pop("decision", ""))
-            return cls.model_validate({**said, "path": path, "decision": decision})
+            with Image.open(path, formats=["PNG"]) as image:
+                text: dict[str, str] = image.text  # type: ignore[attr-defined]  # of PNGs alone
+            found = {name: text[name] for name in cls.model_fields if name in text}
+            decision = Decision.model_validate_json(found.pop("decision", ""))
+            return cls.model_validate({**found, "path": path, "decision": decision})
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             why = "not a PNG"
             if isinstance(error, ValidationError):

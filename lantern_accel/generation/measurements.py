@@ -23,13 +23,13 @@ from lantern_accel.generation.copies import (
     own_windows,
     product_times,
 )
-from lantern_accel.generation.decide import Timings, chosen
+from lantern_accel.generation.decide import Timings, choose_source
 from lantern_accel.generation.engines import Engines, copies_of, explained
 from lantern_accel.generation.estimate import Estimate
 from lantern_accel.generation.row_costs import (
     RowCosts,
     auto_lengths,
-    known_worth,
+    complete_tokens_per_step,
     row_costs,
     tree_of,
     window_tokens,
@@ -60,7 +60,7 @@ from lantern_accel.strategy.values import (
 
 _LOG = logging.getLogger("lantern_accel.generation")
 #: From a strategy, its engine with a request started on it; None: it does not fit the memory.
-Begun = Callable[[Strategy], Engine | None]
+Start = Callable[[Strategy], Engine | None]
 
 
 class Measurements:
@@ -171,7 +171,7 @@ class Measurements:
         if strategy.name != AUTO:
             return strategy
         known = self.known(strategy, batch, sampling)
-        return chosen(strategy, known, batch, self.engines.capacity)[0]
+        return choose_source(strategy, known, batch, self.engines.capacity)[0]
 
     # --- candidates ----------------------------------------------------------------------------
 
@@ -187,7 +187,7 @@ class Measurements:
         cost = None
         if self.backend.simulated:  # its times are not a device's: steps are taken to cost alike
             costs, cost = RowCosts.free(1), 1.0
-        brings, tokens = known_worth(seen), self.model.manifest.target.num_tokens
+        brings, tokens = complete_tokens_per_step(seen), self.model.manifest.target.num_tokens
         rows = batch * sampling.branches
         lengths = auto_lengths(costs or self.costs, rows, batch, tokens, brings)
         if self.backend.preferences.compiles:
@@ -265,11 +265,11 @@ class Measurements:
 
         ``rows``: what the request's first images start from, by their number; ``shape``: of its images.
         """
-        kept = self.choice(asked, batch, sampling)
-        if self.backend.simulated or (kept is not None and not kept.again):
+        stored = self.choice(asked, batch, sampling)
+        if self.backend.simulated or (stored is not None and not stored.again):
             return self.known(asked, batch, sampling)
 
-        def begun(source: Strategy) -> Engine | None:
+        def start(source: Strategy) -> Engine | None:
             try:
                 ready = self.engines.get(batch, source, sampling, shape)
             except DoesNotFitError:  # not together with the first
@@ -280,30 +280,30 @@ class Measurements:
         held, load, began = self.engines.capacity.copies, HostLoad(), time.monotonic()
         text = "measuring which drafts are faster here, once"
         with explained(self.backend), waiting(text, _LOG):
-            if kept is None:
-                found = self._compared(asked, batch, sampling, begun)
+            if stored is None:
+                found = self._compare(asked, batch, sampling, start)
             else:
                 known = self.known(asked, batch, sampling).timed
-                found = self._compared_again(known, batch, begun)
+                found = self._compare_again(known, batch, start)
         others, self.seconds = load.share(), self.seconds + time.monotonic() - began
         again, self.doubt = 0, ""
         if not isinstance(others, str) and others >= BUSY:
-            again = (auto.REQUESTS if kept is None else kept.again) - 1
+            again = (auto.REQUESTS if stored is None else stored.again) - 1
             later = "; the next images measure again" if again else ""
             self.doubt = f"; chosen on a busy machine{later}"
         if found:
             self.settle(found, asked, batch, sampling, again)
-            if kept is not None:
-                held -= copies_of(kept.strategy)
+            if stored is not None:
+                held -= copies_of(stored.strategy)
             held |= copies_of(self.resolve(asked, batch, sampling))
             self.engines.keep_copies(held)
         return self.known(asked, batch, sampling)
 
-    def _compared(
-        self, asked: Strategy, batch: int, sampling: Sampling, begun: Begun
+    def _compare(
+        self, asked: Strategy, batch: int, sampling: Sampling, start: Start
     ) -> list[Estimate]:
         """Time what may draft, longer windows where those may be faster; []: it does not fit."""
-        windows = self._timed(self.windows(asked, batch, sampling), begun)
+        windows = self._time(self.windows(asked, batch, sampling), start)
         if windows is None:
             return []
         if len(windows.times) > 1 and not self.backend.preferences.compiles:
@@ -311,33 +311,31 @@ class Measurements:
             costs = RowCosts.of_times({rows * n: ms for n, ms in windows.times.items()})
             longer = self.windows(asked, batch, sampling, costs)
             if longer.drafts.size > windows.strategy.drafts.size:
-                windows = self._timed(longer, begun) or windows
+                windows = self._time(longer, start) or windows
         chain = self.chain(asked)
         others = [chain] if chain else self.likely_copies(asked, windows, batch, sampling)
-        timed = (self._timed(one, begun) for one in others)
+        timed = (self._time(one, start) for one in others)
         return [windows, *(one for one in timed if one is not None)]
 
-    def _compared_again(
-        self, found: Sequence[Estimate], batch: int, begun: Begun
-    ) -> list[Estimate]:
+    def _compare_again(self, found: Sequence[Estimate], batch: int, start: Start) -> list[Estimate]:
         """Time once more what may yet prove best, by the copies that are there."""
         least = auto.NEAR * max(auto.ENOUGH, *(one.promise(batch) for one in found))
         held = self.engines.capacity.copies
         return [
-            (self._timed(one.strategy, begun, one) or one)
+            (self._time(one.strategy, start, one) or one)
             if one.promise(batch) >= least and copies_of(one.strategy) <= held
             else one
             for one in found
         ]
 
-    def _timed(
-        self, strategy: Strategy, begun: Begun, before: Estimate | None = None
+    def _time(
+        self, strategy: Strategy, start: Start, before: Estimate | None = None
     ) -> Estimate | None:
         """Time the steps of a source, and count its drafts for a few where nothing is known of them.
 
         ``before``: what was timed so far. None: it does not fit the memory.
         """
-        engine = begun(strategy)
+        engine = start(strategy)
         if engine is None:
             return None
         again = (auto.LATER_ROUNDS, auto.LATER_MS) if before else ()
@@ -347,15 +345,15 @@ class Measurements:
         length, tokens, exact = max(times), dict[int, float](), before and before.exact
         if length > 1 and strategy.lengths[-1].tokens_per_step is None:
             every = [one.length for one in strategy.lengths]
-            counted = self._counted(strategy, begun, length)
+            counted = self._count(strategy, start, length)
             tokens = tokens_at_one_rate(counted or 1.0, length, every)
             if strategy.acceptance.relaxed and not self.backend.preferences.compiles:
-                exact = self._counted(exactly(strategy), begun, length)
+                exact = self._count(exactly(strategy), start, length)
         return Estimate.of(strategy, times, tokens).model_copy(update={"exact": exact})
 
-    def _counted(self, strategy: Strategy, begun: Begun, length: int) -> float | None:
+    def _count(self, strategy: Strategy, start: Start, length: int) -> float | None:
         """Count the tokens per step of a few steps of one length; None: it does not fit the memory."""
-        if (engine := begun(strategy)) is None:
+        if (engine := start(strategy)) is None:
             return None
         most = auto.COPY_STEPS if copies_of(strategy) else auto.DRAFTER_STEPS
         gained, spent = count(
@@ -372,7 +370,7 @@ class Measurements:
         """
         plain = min(one.times[1] for one in found)
         timings = Timings(timed=tuple(one.weighed(plain) for one in found))
-        strategy, best = chosen(asked, timings, batch)
+        strategy, best = choose_source(asked, timings, batch)
         self.keep(
             Choice(
                 key=self.key(asked, batch, sampling),

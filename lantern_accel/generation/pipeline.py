@@ -24,7 +24,7 @@ from lantern_accel.errors import BackendError, DoesNotFitError, LanternError, Re
 from lantern_accel.families.base import Conditions, Model, Prompt, Rows, Size
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.files import check_target
-from lantern_accel.generation.batch import Batch, ImageJob, Phases, filled, jobs_of
+from lantern_accel.generation.batch import Batch, ImageJob, Phases, fill_rows, jobs_of
 from lantern_accel.generation.calibrate import calibrate
 from lantern_accel.generation.decision import BatchPlan, Decision
 from lantern_accel.generation.engines import CapturedEngine, explained, of_image
@@ -156,9 +156,9 @@ class Pipeline:
 
     def request(self, prompt: Prompt | Sequence[Prompt], **settings: object) -> GenerationRequest:
         """Check a request, and fill in the defaults of the preset or the model. Nothing is decoded."""
-        return build_request(self.manifest, prompt, settings, self._tuned)
+        return build_request(self.manifest, prompt, settings, self._tune)
 
-    def _tuned(
+    def _tune(
         self, strategy: Strategy, batch: int | None, count: int, sampling: Sampling
     ) -> Strategy:
         rows = 1
@@ -350,26 +350,26 @@ class Pipeline:
                 given.check(runtime.place, request)
             decision = given or runtime.decide(
                 request.strategy, request.sampling, made.shape,
-                lambda count: runtime.rows_of(request, made, filled(wanted, count)),
+                lambda count: runtime.rows_of(request, made, fill_rows(wanted, count)),
                 len(wanted), request.batch_size, request.size,
             )  # fmt: skip
             measuring = self.measurements.seconds - before
             chunks = [*decision.chunks(wanted)]
             counts = Counter(part.images for part, _ in chunks)
 
-            def paint(decoded: Decoded, drawn: Sequence[ImageJob]) -> list[Image]:
-                indices = [one.index for one in drawn]
-                return runtime.pictures_of(request, made.shape, indices, decoded, decision, part)
+            def make_images(decoded: Decoded, jobs: Sequence[ImageJob]) -> list[Image]:
+                indices = [one.index for one in jobs]
+                return runtime.images_of(request, made.shape, indices, decoded, decision, part)
 
             for part, chunk in chunks:
-                rows, known = filled(chunk, part.rows), None
+                rows, known = fill_rows(chunk, part.rows), None
                 exact = request.sampling.greedy and not part.strategy.acceptance.relaxed
                 if file is not None and (part.strategy.invariant or exact):
                     known = file.known(rows)
                 if known is not None and part.strategy.drafts.needs_drafter:
                     # Its drafter has not read these tokens.
                     part = part.model_copy(update={"strategy": self.strategy("vanilla")})
-                batch = Batch(runtime, part, request.sampling, made.shape, paint, phases)
+                batch = Batch(runtime, part, request.sampling, made.shape, make_images, phases)
                 if announced := counts.pop(part.images, 0):
                     batch.ready.expect(announced)
                 buffers = max(buffers, batch.engine.nbytes)
@@ -384,13 +384,13 @@ class Pipeline:
                         done = batch.run(report if watched else None)
                     report()
                     if on_images is not None:
-                        on_images(len(images), done.pictures)
+                        on_images(len(images), done.rendered)
                 except BaseException:  # Ctrl-C and a lost device too: what is drawn is kept
                     with contextlib.suppress(Exception):  # the first error is the one to tell
                         if file is not None:
                             file.write(batch.snapshot())
                     raise
-                images.extend(done.pictures)
+                images.extend(done.rendered)
                 parts.append(done.decoded)
                 self._otherwise = None  # this device serves
         seconds = PhaseSeconds(total=total.seconds, measuring=measuring, **phases.seconds)
@@ -412,22 +412,25 @@ class Pipeline:
         strategy: Strategy,
         sampling: Sampling,
         observer: Observer | None = None,
-        **how: Any,
+        step: Callable[[], None] | None = None,
+        watched: bool = False,
     ) -> Iterator[Batch[ImageJob]]:
         """Yield a started batch that decodes tokens only, while the pipeline is locked.
 
-        If needed, auto times its steps on the rows. ``seeds``: seed and number of each image; ``how``:
-        further arguments of :meth:`~.Batch.begin`.
+        If needed, auto times its steps on the rows. ``seeds``: seed and number of each image.
         """
         with self.request_lock.hold(), explained(self.backend):
             rows, shape = made()
-            asked = strategy, sampling, shape, lambda count: rows
-            (part,) = self.runtime.decide(*asked, len(seeds), len(seeds), joins=True).parts
+            count = len(seeds)
+            decision = self.runtime.decide(
+                strategy, sampling, shape, lambda _: rows, count, count, joins=True
+            )
+            (part,) = decision.parts
             batch = Batch[ImageJob](self.runtime, part, sampling, shape)
             batch.engine.session.observer = observer
             try:
                 jobs = [ImageJob(index, "", *seed) for index, seed in enumerate(seeds)]
-                batch.begin(jobs, rows, **how)
+                batch.begin(jobs, rows, watched=watched, step=step)
                 yield batch
             finally:
                 batch.engine.session.observer = None
@@ -452,12 +455,12 @@ class Pipeline:
         state. ``observer`` is called after the acceptance of every step, which then runs operator by
         operator (:attr:`.Session.observer`).
         """
-        told = passing(on_progress)
-        how = {"step": step, "watched": told is not None}
-        with self._begun(made, seeds, strategy, sampling, observer, **how) as batch:
-            done = batch.run(told and (lambda: told(batch.known)))
-            if told is not None:
-                told(batch.known)
+        report = passing(on_progress)
+        watched = report is not None
+        with self._begun(made, seeds, strategy, sampling, observer, step, watched) as batch:
+            done = batch.run(report and (lambda: report(batch.known)))
+            if report is not None:
+                report(batch.known)
         return done.decoded, batch.phases.seconds["prefill"] + batch.phases.seconds["decode"]
 
     def _rows(self, prompts: Sequence[Prompt], sampling: Sampling) -> tuple[Rows, Hashable]:

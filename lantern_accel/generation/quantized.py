@@ -130,9 +130,9 @@ def read_loss(
     model: Model, backend: Backend, dtype: torch.dtype, how: Rounding
 ) -> QuantizationLoss | None:
     """Return what is kept of a model's quality loss, perhaps of some of its images only."""
-    kept = read_record(_path(model, backend, dtype, how))
+    stored = read_record(_path(model, backend, dtype, how))
     try:
-        return None if kept is None else QuantizationLoss.model_validate(kept)
+        return None if stored is None else QuantizationLoss.model_validate(stored)
     except ValidationError:
         return None
 

@@ -181,10 +181,10 @@ class GenerationResult:
         )
         if not self.images:
             return f"<table>{cells}</table>"
-        picture = base64.b64encode(png_bytes(self.grid())).decode("ascii")
+        encoded = base64.b64encode(png_bytes(self.grid())).decode("ascii")
         return (
             f"<img alt='the images' style='image-rendering:pixelated;min-width:192px' "
-            f"src='data:image/png;base64,{picture}'><table>{cells}</table>"
+            f"src='data:image/png;base64,{encoded}'><table>{cells}</table>"
         )
 
     def grid(self, columns: int | None = None) -> Image:

@@ -65,36 +65,36 @@ def window_tokens(costs: RowCosts, plain: int, batch: int, longest: int) -> int:
     ``plain``: rows of a plain pass of a batch; ``longest``: the strategy's own length, the most.
     """
     lengths = [n for n in auto.TOKENS if auto.SHORTEST_WINDOW <= n < longest] + [longest]
-    promise = {
+    speeds = {
         n: in_batch(usual_tokens_per_step(n), batch) / costs.of(n * plain, plain) for n in lengths
     }
-    return max(n for n in lengths if GAIN * promise[n] > max(promise.values()))
+    return max(n for n in lengths if GAIN * speeds[n] > max(speeds.values()))
 
 
 def auto_lengths(
-    costs: RowCosts, plain: int, batch: int, tokens: int, worth: Mapping[int, float]
+    costs: RowCosts, plain: int, batch: int, tokens: int, tokens_per_step: Mapping[int, float]
 ) -> tuple[int, ...]:
     """Return the lengths that auto's windows may have, 1 being plain decoding.
 
     The usual ones, and longer ones where costs were measured and these are predicted nearly as fast on an
-    easy prompt: a step costs no less than its pass. ``tokens``: of an image; ``worth``:
+    easy prompt: a step costs no less than its pass. ``tokens``: of an image; ``tokens_per_step``:
     tokens per step by length that are known.
     """
-    every, most = known_worth(worth), 0.0
-    kept: list[int] = []
+    every, most = complete_tokens_per_step(tokens_per_step), 0.0
+    lengths: list[int] = []
     for length in (n for n in auto.TOKENS if n <= tokens):
         brings = in_batch(shifted(every[length], length, auto.EASY), batch)
-        promise = brings / costs.of(length * plain, plain)
-        most = max(most, promise)
-        if length > AUTO_LENGTHS[-1] and (promise < auto.HOPELESS * most or not costs.timed):
+        speed = brings / costs.of(length * plain, plain)
+        most = max(most, speed)
+        if length > AUTO_LENGTHS[-1] and (speed < auto.HOPELESS * most or not costs.timed):
             break
-        kept.append(length)
-    return tuple(kept)
+        lengths.append(length)
+    return tuple(lengths)
 
 
-def known_worth(worth: Mapping[int, float]) -> dict[int, float]:
+def complete_tokens_per_step(tokens_per_step: Mapping[int, float]) -> dict[int, float]:
     """Return tokens per step of all lengths: an unknown one is as good as the next shorter."""
-    found, shift = {**worth, 1: 1.0}, 0.0
+    found, shift = {**tokens_per_step, 1: 1.0}, 0.0
     for length in auto.TOKENS[1:]:
         usual = usual_tokens_per_step(length)
         if length in found:
@@ -106,10 +106,10 @@ def known_worth(worth: Mapping[int, float]) -> dict[int, float]:
 
 def tree_tokens(nodes: int) -> float:
     """Return the tokens per step of a tree of the likeliest drafts, worth 1/2, 1/4, 1/8, ..."""
-    found, left, worth, many, more = 1.0, nodes - 1, 0.5, 1, 1
+    found, left, share, many, more = 1.0, nodes - 1, 0.5, 1, 1
     while left > 0:
-        found += worth * min(left, many)
-        left, worth, many, more = left - many, worth / 2, more, many + more
+        found += share * min(left, many)
+        left, share, many, more = left - many, share / 2, more, many + more
     return found
 
 
@@ -121,10 +121,8 @@ def tree_of(costs: RowCosts, branches: int, tree: DraftSource) -> DraftSource:
     if not costs.timed:
         return tree
     sizes = [n for n in auto.TREE_SIZES if n < tree.size[0]] + [tree.size[0]]
-    promise = {n: tree_tokens(n) / costs.of(n * branches, branches) for n in sizes}
-    return cut_tree(
-        tree, max(n for n in sizes if promise[n] >= auto.NEARLY * max(promise.values()))
-    )
+    speeds = {n: tree_tokens(n) / costs.of(n * branches, branches) for n in sizes}
+    return cut_tree(tree, max(n for n in sizes if speeds[n] >= auto.NEARLY * max(speeds.values())))
 
 
 # --- measuring ------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -156,7 +157,7 @@ class Runtime:
         picked = conditions.pick([index // request.num_images for index in images])
         return self.rows(picked, request.sampling, request.negative_prompt, request.size)
 
-    def pictures(
+    def decode_images(
         self, tokens: Tensor, shape: Hashable, prompts: Sequence[Prompt], seeds: Sequence[int]
     ) -> list[Image]:
         """Decode the first images of a batch, one per prompt.
@@ -165,13 +166,13 @@ class Runtime:
         machine has nothing that paints.
         """
         count, seeds = len(prompts), [seed % SEEDS for seed in seeds]
-        painted = self.model.family.paint(self.model, tokens[:count], shape, prompts, seeds)
-        if painted is not None:
-            return painted
+        made = self.model.family.paint(self.model, tokens[:count], shape, prompts, seeds)
+        if made is not None:
+            return made
         # All rows, for another number of images would be compiled again.
         return pictures(self.pixels(tokens, shape)[:count])
 
-    def pictures_of(
+    def images_of(
         self,
         request: GenerationRequest,
         shape: Hashable,
@@ -183,7 +184,7 @@ class Runtime:
         """Decode a request's images, which say what they were made from: ``part`` of ``decision``."""
         prompts = [request.prompts[index // request.num_images] for index in images]
         seeds = [seed + at for seed, at in zip(*request.randomness(images), strict=True)]
-        made = self.pictures(decoded.tokens, shape, prompts, seeds)
+        made = self.decode_images(decoded.tokens, shape, prompts, seeds)
         used = decision.model_copy(update={"parts": (part.model_copy(update={"free": None}),)})
         describe(made, request, images[: len(made)], decoded, used, self.model.rounding)
         return made
@@ -202,7 +203,7 @@ class Runtime:
             return model.family.pixels(model, tokens, shape).cpu()
 
     @inferring
-    def partial_picture(self, tokens: Tensor, shape: Hashable = None) -> tuple[Image | None, int]:
+    def partial_image(self, tokens: Tensor, shape: Hashable = None) -> tuple[Image | None, int]:
         """Decode an image's known tokens; return how many of its pixel rows are real, too.
 
         ``tokens`` int64 ``[known]``, row by row from the top. The tokenizer's decoder looks at a whole
@@ -248,23 +249,19 @@ class Runtime:
         rounding = model.rounding
         steps = sum(int(p.steps.sum()) for p in parts)
         with torch.inference_mode(False):  # the caller's own, to change and to learn from
-            drawn = torch.cat([p.tokens for p in parts])
-        tokens, count = drawn.numel(), len(drawn)
+            sampled = torch.cat([p.tokens for p in parts])
+        tokens, count = sampled.numel(), len(sampled)
         busy = seconds.prefill + seconds.decode
-        moved, used, auto = (
-            sum(float(p.price.sum()) for p in parts) / tokens,
-            decision.strategy,
-            None,
-        )
+        moved, auto = sum(float(p.price.sum()) for p in parts) / tokens, None
         if decision.asked == AUTO:
             passes = f"; {steps} forward passes, not {tokens - count - resumed}"
-            auto = describe_auto(used, decision.parts[0].rows, passes)
+            auto = describe_auto(decision.strategy, decision.parts[0].rows, passes)
             exact = decision.parts[0].exact_tokens_per_step
             auto += "" if exact is None else f"; {beside_exact(exact, moved)}"
             auto += self.measurements.doubt if seconds.measuring else ""
         stats = GenerationStats(
             tokens=tokens,
-            tokens_sha256=tokens_sha256(drawn),
+            tokens_sha256=tokens_sha256(sampled),
             steps=steps,
             step_compression=(tokens - count - resumed) / steps if steps else 1.0,
             resumed=resumed,
@@ -275,9 +272,7 @@ class Runtime:
             seconds=seconds,
             tokens_per_second=None
             if backend.simulated
-            else (tokens - resumed) / busy
-            if busy
-            else 0.0,
+            else (tokens - resumed) / (busy or math.inf),
             seconds_per_image=None if backend.simulated else seconds.total / count,
             images=count,
             prompts=list(request.prompts),
@@ -289,7 +284,7 @@ class Runtime:
             dtype=decision.dtype,
             model=model.manifest.name,
             weights_hash=model.weights_hash,
-            strategy=used,
+            strategy=decision.strategy,
             auto=auto,
             decision=decision,
             sampling=request.sampling,
@@ -301,7 +296,7 @@ class Runtime:
             lantern_accel=__version__,
             torch=torch.__version__,
         )
-        return GenerationResult(images, drawn, stats, columns)
+        return GenerationResult(images, sampled, stats, columns)
 
 
 def steps_by_accepted(parts: Iterable[Decoded]) -> list[int]:

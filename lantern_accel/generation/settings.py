@@ -214,10 +214,10 @@ def read_settings(given: Mapping[str, object], named: Callable[[str], str] = str
         short = isinstance(value, float) and abs(value) < WRITTEN_OUT  # no infinity, and a number
         number = plain(float(value)) if short and value is not None else shown(value)
         if first["type"].startswith(_OBJECTS):
-            said = f" cannot be {shown(value)}; it takes: {fields[name].description}"
+            text = f" cannot be {shown(value)}; it takes: {fields[name].description}"
         else:
-            said = what_is_wrong(first, number)
-        raise RequestError(f"{named(name)}{said}", field=name) from None
+            text = what_is_wrong(first, number)
+        raise RequestError(f"{named(name)}{text}", field=name) from None
 
 
 def read_size(text: str) -> tuple[int, int]:
@@ -238,36 +238,36 @@ def read_size(text: str) -> tuple[int, int]:
 def check_prompts(prompt: object) -> tuple[str | int, ...]:
     """Return one prompt or several as a tuple; raises :class:`RequestError` for anything else."""
 
-    def refused(text: str) -> RequestError:
+    def refuse(text: str) -> RequestError:
         return RequestError(text, field="prompt")
 
     if isinstance(prompt, str | int | bytes) and not isinstance(prompt, bool):
         prompt = (prompt,)
     if not isinstance(prompt, Iterable):
         text = f"{shown(prompt)} is not a prompt; give text, a class id, or a list of them"
-        raise refused(text)
+        raise refuse(text)
     prompts: list[str | int] = []
     for each in prompt:
         if not isinstance(each, str | int) or isinstance(each, bool):
-            raise refused(f"{shown(each)} is not a prompt; give text or a class id")
+            raise refuse(f"{shown(each)} is not a prompt; give text or a class id")
         if isinstance(each, int):
             if abs(each) > MOST_CLASS_ID:
-                raise refused(f"{shown(each)} is not a class id")
+                raise refuse(f"{shown(each)} is not a class id")
         elif half_pair(each):
-            raise refused(
+            raise refuse(
                 f"the prompt {shown(each)} holds half a surrogate pair and so is not text; send text as "
                 "UTF-8"
             )
         elif not each.strip():
-            raise refused("the prompt is empty; describe a thing, such as 'red heart'")
+            raise refuse("the prompt is empty; describe a thing, such as 'red heart'")
         elif len(each) > MOST_PROMPT:
-            raise refused(
+            raise refuse(
                 f"the prompt has {len(each):,} characters, and a prompt has at most {MOST_PROMPT:,}; "
                 "shorten it, or generate a file of prompts with --prompts"
             )
         prompts.append(each)
     if not prompts:
-        raise refused("there is no prompt; give at least one")
+        raise refuse("there is no prompt; give at least one")
     return tuple(prompts)
 
 
@@ -283,6 +283,8 @@ def takes_settings(function: Called) -> Called:
         )
         for name, field in Settings.model_fields.items()
     ]
-    kept = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    function.__signature__ = own.replace(parameters=[*kept, *shown])  # type: ignore[attr-defined]
+    own_parameters = [
+        p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    function.__signature__ = own.replace(parameters=[*own_parameters, *shown])  # type: ignore[attr-defined]
     return function

@@ -19,7 +19,6 @@ from lantern_accel.generation.batch import (
     Done,
     Failure,
     ImageJob,
-    Known,
     Phases,
     jobs_of,
     joined_batch,
@@ -168,13 +167,13 @@ class Stream:
         with phases.timed("text"):
             made = runtime.conditions(request.prompts, request.size, request.negative_prompt)
 
-        def paint(decoded: Decoded, images: Sequence[ImageJob]) -> list[Image]:
+        def make_images(decoded: Decoded, images: Sequence[ImageJob]) -> list[Image]:
             indices, part = [one.index for one in images], decision.parts[0]
-            return runtime.pictures_of(request, made.shape, indices, decoded, decision, part)
+            return runtime.images_of(request, made.shape, indices, decoded, decision, part)
 
         decision, batch = joined_batch(
             runtime, request.strategy, request.sampling, made, request.count, request.batch_size,
-            request.size, paint, phases,
+            request.size, make_images, phases,
         )  # fmt: skip
         self._begun = made, decision, batch
         return self._begun
@@ -183,27 +182,27 @@ class Stream:
         """Let images join, run some steps, and keep what is new as events."""
         conditions, _, batch = self._begun or self._begin()
         batch.take_up()
-        while self._waiting and batch.joinable and not self._stopped():
-            image = self._waiting.pop(0)
-            batch.join(image, self._runtime.rows_of(self.request, conditions, [image.index]))
+        while self._waiting and batch.joinable and not self._check_stopped():
+            job = self._waiting.pop(0)
+            batch.join(job, self._runtime.rows_of(self.request, conditions, [job.index]))
         with self._phases.timed("decode"):
-            events = batch.advance(self._stopped)
+            events = batch.advance(self._check_stopped)
         for event in events:
             if isinstance(event, Failure):
                 self._error = event.error
                 return
-            if isinstance(event, Known):
-                tokens = batch.so_far(event.image)
-                known = event.image.index, tokens, batch.tokens, event.picture, event.rows, False
+            if done := isinstance(event, Done):
+                index, tokens = event.images[0].index, event.decoded.tokens[0]
+                image = next(iter(event.rendered), None)
+                rows = 0 if image is None else image.height
+                self._done[index] = event
             else:
-                (image,), tokens = event.images, event.decoded.tokens[0]
-                picture = next(iter(event.pictures), None)
-                rows = 0 if picture is None else picture.height
-                known = image.index, tokens, batch.tokens, picture, rows, True
-                self._done[image.index] = event
-            self._events.append(ImageProgress(*known))
+                index, tokens = event.image.index, batch.so_far(event.image)
+                image, rows = event.preview, event.rows
+            progress = ImageProgress(index, tokens, batch.tokens, image, rows, done)
+            self._events.append(progress)
 
-    def _stopped(self) -> bool:
+    def _check_stopped(self) -> bool:
         """Return whether the stream was closed; called before each prompt and each step."""
         if self._on_step is not None:
             self._on_step()
@@ -217,7 +216,7 @@ class Stream:
             self.request,
             decision,
             [one.decoded for one in ordered],
-            [image for one in ordered for image in one.pictures],
+            [image for one in ordered for image in one.rendered],
             PhaseSeconds(total=self._total, **self._phases.seconds),
             batch.engine.nbytes,
             self.request.num_images,

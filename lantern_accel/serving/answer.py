@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-def encode_picture(image: Image, request: ImageRequest) -> str:
+def encode_image(image: Image, request: ImageRequest) -> str:
     """Return an image in the format that was asked for, as base64."""
     stream, asked = io.BytesIO(), request.body
     more = {} if asked.output_format == "png" else {"quality": asked.output_compression}
@@ -94,9 +94,8 @@ def figures(
     seeds = [request.seeds[one.index][0] for one in done]
     several = isinstance(request.body.seed, list) and len(seeds) > 1
     counted, images = statistics(done, used.rounding), len(request.seeds)
-    tokens = (
-        counted["tokens"] * images / len(done)
-    )  # an event of a stream has one image of the request
+    # An event of a stream has one image of the request.
+    tokens = counted["tokens"] * images / len(done)
     steps = used.stages.get("prefill", 0.0) + used.stages.get("decode", 0.0)
     return {
         "model": model,
@@ -126,7 +125,7 @@ def whole_answer(
     ordered = sorted(done, key=lambda one: one.index)
     return {
         "created": int(time.time()),
-        "data": [{"b64_json": encode_picture(one.image, request)} for one in ordered],
+        "data": [{"b64_json": encode_image(one.image, request)} for one in ordered],
         **_common(request, done[0].image),
         "usage": usage(ordered),
         **figures(request, model, ordered, used),
@@ -157,7 +156,7 @@ def completed_event(
 def _event(kind: str, request: ImageRequest, image: Image, index: int) -> dict[str, object]:
     return {
         "type": f"image_generation.{kind}",
-        "b64_json": encode_picture(image, request),
+        "b64_json": encode_image(image, request),
         "created_at": int(time.time()),
         **_common(request, image),
         "image_index": index,

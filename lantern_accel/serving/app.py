@@ -31,11 +31,11 @@ from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.serving import answer
 from lantern_accel.serving.body import CLIENT_SIZES, Body, ImageRequest, check_text, read_body
 from lantern_accel.serving.connection import Connection
-from lantern_accel.serving.guard import DRAWING, JOB, LAST_ANSWERS, OUTCOME, Guard
+from lantern_accel.serving.guard import IMAGES_PATH, JOB, LAST_ANSWERS, OUTCOME, Guard
 from lantern_accel.serving.metrics import Metrics
 from lantern_accel.serving.queue import Completed, Event, Finished, Job, Partial
-from lantern_accel.serving.refusals import Refusal, check_model, refusal_of, unsupported
-from lantern_accel.serving.studio import ServerSettings, Studio
+from lantern_accel.serving.refusals import Refusal, check_model, refusal_of, unsupported_body
+from lantern_accel.serving.studio import Scheduler, ServerSettings
 from lantern_accel.strategy.values import AUTO, STRATEGIES
 
 log = logging.getLogger("lantern_accel.serving")
@@ -84,14 +84,14 @@ def make_app(pipeline: Pipeline, settings: ServerSettings | None = None) -> Fast
     """
     chosen = settings or ServerSettings()
     metrics = Metrics(pipeline.backend, chosen.slots)
-    studio = Studio(pipeline, chosen, metrics)
+    scheduler = Scheduler(pipeline, chosen, metrics)
     answers = set[asyncio.Future[None]]()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        studio.start()
+        scheduler.start()
         yield
-        await asyncio.to_thread(studio.stop, chosen.grace)
+        await asyncio.to_thread(scheduler.stop, chosen.grace)
         if answers:
             await asyncio.wait(answers, timeout=LAST_ANSWERS)
 
@@ -99,7 +99,7 @@ def make_app(pipeline: Pipeline, settings: ServerSettings | None = None) -> Fast
         title="lantern_accel", version=lantern_accel.__version__, lifespan=lifespan, docs_url=None,
         redoc_url=None,
     )  # fmt: skip
-    app.state.studio = studio
+    app.state.studio = scheduler
     app.add_middleware(Guard, metrics=metrics, limits=chosen, answers=answers)
     if chosen.origins:  # outside the guard: a preflight has no key, and errors are read too
         app.add_middleware(
@@ -110,14 +110,14 @@ def make_app(pipeline: Pipeline, settings: ServerSettings | None = None) -> Fast
             expose_headers=EXPOSED,
         )
     _add_errors(app)
-    _add_routes(app, studio)
+    _add_routes(app, scheduler)
     return app
 
 
 def _add_errors(app: FastAPI) -> None:
     """Answer every error with an object of all four keys: the clients show no other text."""
 
-    def refused(request: Request, error: Exception) -> Response:
+    def refuse(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException):
             text = str(error.detail)
             if error.status_code == 404:
@@ -133,7 +133,7 @@ def _add_errors(app: FastAPI) -> None:
         return found.response()
 
     for kind in (HTTPException, Refusal, LanternError):
-        app.add_exception_handler(kind, refused)
+        app.add_exception_handler(kind, refuse)
 
 
 async def _json(request: Request) -> object:
@@ -147,28 +147,30 @@ async def _json(request: Request) -> object:
         zipped = (await request.body()).startswith(b"\x1f\x8b")
         packed = "gzip" if zipped else request.headers.get("content-encoding", "")
         if packed.strip().lower() not in ("", "identity"):
-            raise unsupported(f"is compressed with {packed[:20]}; send it uncompressed") from None
+            raise unsupported_body(
+                f"is compressed with {packed[:20]}; send it uncompressed"
+            ) from None
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind and not kind.endswith("json") and not kind.startswith("text/"):
-            raise unsupported(f"is {kind[:60]}; send JSON, as application/json") from None
+            raise unsupported_body(f"is {kind[:60]}; send JSON, as application/json") from None
         text = "the body is not JSON"
         if isinstance(error, json.JSONDecodeError):
             text += f" ({error.msg} at character {error.pos})"
         raise Refusal(400, f'{text}; send an object such as {{"prompt": "red heart"}}') from None
 
 
-async def _gone(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     """Return when the client has left."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-def _add_routes(app: FastAPI, studio: Studio) -> None:
-    pipeline, settings, metrics = studio.pipeline, studio.limits, studio.metrics
+def _add_routes(app: FastAPI, scheduler: Scheduler) -> None:
+    pipeline, settings, metrics = scheduler.pipeline, scheduler.limits, scheduler.metrics
     manifest = pipeline.manifest
     model, created = str(manifest.name), int(time.time())
 
-    def picture(size: tuple[int, int] | None) -> tuple[int, int]:
+    def image_size(size: tuple[int, int] | None) -> tuple[int, int]:
         found: tuple[int, int] = pipeline.model.family.picture(manifest, size)
         return found
 
@@ -179,12 +181,12 @@ def _add_routes(app: FastAPI, studio: Studio) -> None:
 
     fields = {"application/json": {"schema": Body.model_json_schema()}}
 
-    @app.post(DRAWING, openapi_extra={"requestBody": {"content": fields, "required": True}})
+    @app.post(IMAGES_PATH, openapi_extra={"requestBody": {"content": fields, "required": True}})
     async def generations(request: Request) -> Response:
         """Generate images: as JSON, or as a stream of events."""
-        asked = read_body(await _json(request), manifest, picture, settings.most_prompt, check)
+        asked = read_body(await _json(request), manifest, image_size, settings.most_prompt, check)
         inbox = Inbox(asked)
-        studio.submit(inbox.job)
+        scheduler.submit(inbox.job)
         request.scope[JOB] = inbox.job
         if asked.body.stream:
             headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -205,7 +207,7 @@ def _add_routes(app: FastAPI, studio: Studio) -> None:
         return card()
 
     def card() -> dict[str, object]:
-        width, height = picture(None)
+        width, height = image_size(None)
         return {
             "id": model,
             "object": "model",
@@ -225,7 +227,7 @@ def _add_routes(app: FastAPI, studio: Studio) -> None:
     async def health() -> Response:
         """Answer 200 while it serves, and 503 after the device was lost."""
         body = {
-            "status": studio.state,
+            "status": scheduler.state,
             "model": model,
             "device": str(pipeline.backend.device),
             "device_name": pipeline.backend.facts().name,
@@ -233,9 +235,9 @@ def _add_routes(app: FastAPI, studio: Studio) -> None:
             "slots": settings.slots,
             "lantern_accel": lantern_accel.__version__,
         }
-        if studio.queue.broken is not None:
-            body["error"] = studio.queue.broken
-        return JSONResponse(body, 200 if studio.state == "ok" else 503)
+        if scheduler.queue.broken is not None:
+            body["error"] = scheduler.queue.broken
+        return JSONResponse(body, 200 if scheduler.state == "ok" else 503)
 
     @app.head("/metrics", include_in_schema=False)
     @app.get("/metrics")
@@ -262,14 +264,15 @@ async def _answer_whole(
 ) -> Response:
     """Answer with what is generated, and stop where the client leaves before."""
 
-    async def drawing() -> dict[str, object]:
+    async def wait_for_images() -> dict[str, object]:
         done: list[Finished] = []
         while not isinstance(event := await inbox.next(), Completed):
             if isinstance(event, Finished):
                 done.append(event)
         return await asyncio.to_thread(answer.whole_answer, asked, model, done, event)
 
-    work, leaving = asyncio.ensure_future(drawing()), asyncio.ensure_future(_gone(request))
+    work = asyncio.ensure_future(wait_for_images())
+    leaving = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
         await asyncio.wait({work, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
@@ -317,7 +320,7 @@ class Server(uvicorn.Server):
     """Stops in order: what waits is refused at once, what runs is finished within ``grace``."""
 
     def __init__(self, app: FastAPI, *, grace: float, host: str, port: int) -> None:
-        studio: Studio = app.state.studio
+        scheduler: Scheduler = app.state.studio
         logs = copy.deepcopy(uvicorn.config.LOGGING_CONFIG)
         logs["loggers"]["lantern_accel.serving"] = {"handlers": ["default"], "level": "INFO"}
         config = uvicorn.Config(
@@ -329,18 +332,18 @@ class Server(uvicorn.Server):
             log_config=logs,
             timeout_graceful_shutdown=round(grace) + LAST_ANSWERS,
             server_header=False,
-            http=type("Bounded", (Connection,), {"seconds": studio.limits.read_seconds}),
+            http=type("Bounded", (Connection,), {"seconds": scheduler.limits.read_seconds}),
         )
         super().__init__(config)
-        self._studio, self._grace = studio, grace
+        self._scheduler, self._grace = scheduler, grace
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse what waits, and what still runs after ``grace``; wait until all is answered."""
-        self._studio.drain()
+        self._scheduler.drain()
         late = sum(isinstance(c, Connection) and c.begun for c in self.server_state.connections)
         if late:
             log.info("%d connections are closed before their request is whole", late)
-        over = asyncio.get_running_loop().call_later(self._grace, self._studio.end)
+        over = asyncio.get_running_loop().call_later(self._grace, self._scheduler.end)
         await super().shutdown(sockets)
         over.cancel()
 

@@ -101,13 +101,13 @@ class ImageRequest:
 def read_body(
     given: object,
     manifest: Manifest,
-    picture: Callable[[tuple[int, int] | None], tuple[int, int]],
+    image_size: Callable[[tuple[int, int] | None], tuple[int, int]],
     most_prompt: int,
     check: Callable[[str], None] = lambda text: None,
 ) -> ImageRequest:
     """Check a request's JSON; raises :class:`Refusal` with the field that is wrong.
 
-    ``picture`` returns what the model generates for a size, or raises; ``most_prompt``: characters;
+    ``image_size`` returns what the model generates for a size, or raises; ``most_prompt``: characters;
     ``check`` raises for a text that the model cannot take.
     """
     if not isinstance(given, dict):
@@ -131,7 +131,7 @@ def read_body(
             raise wrong_value(
                 name, f"the {name} has {len(text)} characters; at most {most_prompt} are read"
             )
-    size, notes = _size(body.size, picture, sent.get("size", "size"))
+    size, notes = _size(body.size, image_size, sent.get("size", "size"))
     fields = {ours: TAKEN.get(ours, ours) for ours in Settings.model_fields}
     settings = {
         ours: values[theirs] for ours, theirs in fields.items() if theirs in Body.model_fields
@@ -224,18 +224,18 @@ def _refuse_body(
 
 
 def _size(
-    text: str | None, picture: Callable[[tuple[int, int] | None], tuple[int, int]], name: str
+    text: str | None, image_size: Callable[[tuple[int, int] | None], tuple[int, int]], name: str
 ) -> tuple[tuple[int, int] | None, tuple[str, ...]]:
     if text is None or text == "auto":
         return None, ()
     try:
         asked = read_size(text)
-        picture(asked)
+        image_size(asked)
         return asked, ()
     except RequestError as error:
         if text not in CLIENT_SIZES:
             raise wrong_value(name, f"{error} (or send 'auto')") from None
-    width, height = picture(None)
+    width, height = image_size(None)
     note = (
         f"size {text}, which clients send unasked, was taken for the model's own {width}x{height}"
     )

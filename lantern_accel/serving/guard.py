@@ -25,7 +25,7 @@ OPEN = ("/", "/health", "/openapi.json")
 #: Asked again and again by watchers: these have no line in the log.
 WATCHED = ("/health", "/metrics")
 #: Where images are asked for.
-DRAWING = "/v1/images/generations"
+IMAGES_PATH = "/v1/images/generations"
 #: Where a scope keeps how its request ended, one of :data:`~.metrics.OUTCOMES`.
 OUTCOME = "lantern_accel.outcome"
 #: Where a scope keeps the job that answers it.
@@ -101,7 +101,7 @@ class Guard:
         number, began = f"req_{secrets.token_hex(12)}", time.monotonic()
         status, read, more = 0, 0, True
 
-        async def answered(message: Message) -> None:
+        async def send_counted(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -110,7 +110,7 @@ class Guard:
                 self.metrics.requests.labels(route_label(scope), str(status)).inc()
             await asyncio.wait_for(send(message), self.limits.write_seconds)
 
-        async def counted() -> Message:
+        async def receive_counted() -> Message:
             nonlocal read, more
             left = began + self.limits.read_seconds - time.monotonic() if more else None
             try:
@@ -125,7 +125,7 @@ class Guard:
 
         try:
             check_head(scope, self.limits.keys, self.limits.most_body)
-            await self._outlive(scope, self.app(scope, counted, answered))
+            await self._outlive(scope, self.app(scope, receive_counted, send_counted))
             usual = "failed" if status >= 500 else "refused" if status >= 400 else "ok"
             scope.setdefault(OUTCOME, usual)
         except asyncio.TimeoutError:
@@ -140,7 +140,7 @@ class Guard:
                 scope[OUTCOME] = "failed"
                 log.error("%s failed", number, exc_info=error)
             if not status:
-                await refusal.response()(scope, receive, answered)
+                await refusal.response()(scope, receive, send_counted)
         finally:
             self._over(scope, number, status, time.monotonic() - began)
 
@@ -166,7 +166,7 @@ class Guard:
         # Cancelled from outside, it has said nothing of its end.
         outcome = scope.get(OUTCOME, "cancelled")
         method, path = scope.get("method", ""), route_path(scope)
-        if method == "POST" and path == DRAWING:
+        if method == "POST" and path == IMAGES_PATH:
             self.metrics.seconds.labels(outcome).observe(seconds)
         quiet = path in WATCHED and method in ("GET", "HEAD") and status == 200
         quiet |= not status and outcome == "cancelled"  # its client left before it was asked for

@@ -48,7 +48,7 @@ class Metrics:
         self.images = counter("images", "Complete images.")
         self.tokens = counter("tokens", "Image tokens of complete images.")
         self.steps = counter("steps", "Target passes of complete images, prefill left out.")
-        self.price = counter(
+        self.total_variation = counter(
             "total_variation",
             "Total variation, an upper bound: summed over tokens of complete images.",
         )
@@ -71,4 +71,4 @@ class Metrics:
         self.images.inc()
         self.tokens.inc(done.tokens.numel())
         self.steps.inc(int(done.steps.sum()))
-        self.price.inc(float(done.price.sum()))
+        self.total_variation.inc(float(done.price.sum()))

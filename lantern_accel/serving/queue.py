@@ -15,7 +15,7 @@ from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.families.base import Conditions, Rows
 from lantern_accel.generation.batch import Done, ImageJob
 from lantern_accel.serving.body import ImageRequest
-from lantern_accel.serving.refusals import busy, lost, server_closing, wrong_value
+from lantern_accel.serving.refusals import busy, device_lost, server_closing, wrong_value
 from lantern_accel.strategy.values import Strategy
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class Queue:
             if self.closing:
                 raise server_closing()
             if self.broken is not None:
-                raise lost(self.broken)
+                raise device_lost(self.broken)
             if len(images) > self.most:
                 text = f"n cannot be {len(images)}: this server keeps {self.most} images at most"
                 raise wrong_value("n", text)

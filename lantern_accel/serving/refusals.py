@@ -73,7 +73,7 @@ def wrong_value(param: str | None, message: str, code: str = "invalid_value") ->
     return Refusal(400, message, param, code)
 
 
-def unsupported(text: str) -> Refusal:
+def unsupported_body(text: str) -> Refusal:
     """Return the refusal of a body that is not JSON by its headers."""
     return Refusal(415, f"the body {text}", code="unsupported_media_type")
 
@@ -124,7 +124,7 @@ def not_started() -> Refusal:
     return Refusal(503, text, code="not_started", headers=NO_RETRY)
 
 
-def lost(reason: str) -> Refusal:
+def device_lost(reason: str) -> Refusal:
     """Return the refusal of a server whose device is gone; another process has to open it."""
     text = f"the server lost its device ({reason}); start it again"
     return Refusal(503, text, code="device_lost", headers=NO_RETRY)

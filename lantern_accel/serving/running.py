@@ -19,7 +19,14 @@ from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.device.context import inferring
 from lantern_accel.errors import DoesNotFitError, RequestError, noted
 from lantern_accel.families.base import Conditions
-from lantern_accel.generation.batch import Batch, BatchEvent, Done, joined_batch, painting
+from lantern_accel.generation.batch import (
+    Batch,
+    BatchEvent,
+    Done,
+    MakeImages,
+    image_maker,
+    joined_batch,
+)
 from lantern_accel.generation.request import GenerationRequest
 from lantern_accel.serving.metrics import Metrics
 from lantern_accel.serving.queue import Job, QueuedImage
@@ -57,7 +64,7 @@ class RunningBatch:
         return self._batch
 
     @contextmanager
-    def _counted(self, stage: str, job: Job) -> Iterator[None]:
+    def _count_seconds(self, stage: str, job: Job) -> Iterator[None]:
         """Count the seconds of the block for a stage of this job."""
         with self.backend.stopwatch() as watch:
             yield
@@ -66,23 +73,24 @@ class RunningBatch:
     def open(self, request: GenerationRequest, conditions: Conditions) -> None:
         """Make the engines of a request's settings, in place of those before."""
         self._forget()
-        self._whole = self._made(request, conditions, self.size)
+        self._whole = self._make(request, conditions, self.size)
         if self.size > 1:
             with suppress(DoesNotFitError):
-                self._alone = self._made(request, conditions, 1)
-            if (
-                self._whole.ready not in self.pipeline.engines.ready
-            ):  # the other one took its memory
-                self._alone, self._whole = None, self._made(request, conditions, self.size)
+                self._alone = self._make(request, conditions, 1)
+            # The other one may have taken its memory.
+            if self._whole.ready not in self.pipeline.engines.ready:
+                self._alone, self._whole = None, self._make(request, conditions, self.size)
             if not (_movable(self._whole) and self._alone and _movable(self._alone)):
                 self._alone = None
         self._batch = self._whole
 
-    def _made(self, request: GenerationRequest, first: Conditions, size: int) -> Batch[QueuedImage]:
+    def _make(self, request: GenerationRequest, first: Conditions, size: int) -> Batch[QueuedImage]:
         runtime, sampling = self.pipeline.runtime, request.sampling
         strategy = self.pipeline.measurements.tuned(request.strategy, size, sampling)
-        asked = strategy, sampling, first, size, size
-        return joined_batch(runtime, *asked, paint=painting(runtime, first.shape))[1]
+        make_images: MakeImages[QueuedImage] = image_maker(runtime, first.shape)
+        return joined_batch(
+            runtime, strategy, sampling, first, size, size, make_images=make_images
+        )[1]
 
     def _forget(self) -> None:
         self._batch = self._whole = self._alone = self._shared = None
@@ -94,14 +102,14 @@ class RunningBatch:
         if job.over:
             return True
         if image.conditions is None:
-            with self._counted("text", job):
+            with self._count_seconds("text", job):
                 self._read(image)
         assert image.conditions is not None and image.rows is not None
         shared = (request.strategy, request.sampling, image.conditions.shape)
         if self._batch is None or shared != self._shared:
             if self.images:
                 return False
-            with self._counted("engine", job):
+            with self._count_seconds("engine", job):
                 self.open(request, image.conditions)
             self._shared = shared
         if not self.images:
@@ -110,7 +118,7 @@ class RunningBatch:
             self.crowded = True
         if not self.batch.joinable:
             return False
-        with self._counted("prefill", job):
+        with self._count_seconds("prefill", job):
             self.batch.join(image, image.rows)
         job.begin()
         return True
@@ -123,7 +131,7 @@ class RunningBatch:
             assert one.rows is not None
             row, known = self.batch.engine.decoded(slice(0, 1)), self.batch.so_far(one)
             self._whole.join(one, one.rows, known[None])
-            one.earlier = row if one.earlier is None else _added(row, one.earlier)
+            one.earlier = row if one.earlier is None else _add_counters(row, one.earlier)
             self.batch.leave(one)
         self._batch = self._whole
 
@@ -176,7 +184,7 @@ def _movable(batch: Batch[QueuedImage]) -> bool:
     return batch.engine.geometry.keyed and not batch.strategy.needs_drafter
 
 
-def _added(one: Decoded, earlier: Decoded) -> Decoded:
+def _add_counters(one: Decoded, earlier: Decoded) -> Decoded:
     """Return an image with the counters of the steps that another batch ran before."""
     width = max(one.histogram.shape[1], earlier.histogram.shape[1])
     counts, before = (
@@ -189,5 +197,5 @@ def _added(one: Decoded, earlier: Decoded) -> Decoded:
 
 def _with_earlier(event: BatchEvent[QueuedImage]) -> BatchEvent[QueuedImage]:
     if isinstance(event, Done) and (earlier := event.images[0].earlier):
-        return replace(event, decoded=_added(event.decoded, earlier))
+        return replace(event, decoded=_add_counters(event.decoded, earlier))
     return event

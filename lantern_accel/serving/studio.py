@@ -69,7 +69,7 @@ class ServerSettings:
     root_path: str = ""
 
 
-class Studio:
+class Scheduler:
     """Generates the images of jobs on one pipeline, in a thread of its own, until :meth:`stop`."""
 
     def __init__(self, pipeline: Pipeline, limits: ServerSettings, metrics: Metrics) -> None:
@@ -157,7 +157,7 @@ class Studio:
             elif isinstance(event, Done):
                 self._finish(event)
             else:
-                self._failed(event)
+                self._fail_image(event)
         self.metrics.running.set(len(self.running))
 
     def _give_up(self) -> None:
@@ -188,14 +188,14 @@ class Studio:
     def _show(self, event: Known[QueuedImage]) -> None:
         """Hand out a partial image, if there is one."""
         one, job = event.image, event.image.job
-        if event.picture is None or job.over:
+        if event.preview is None or job.over:
             return
         if one.shown == 1:
             self.metrics.first_partial.observe(time.monotonic() - job.came)
         total = self.batch.batch.tokens
-        job.deliver(Partial(one.index, one.shown - 1, event.picture, event.known, total))
+        job.deliver(Partial(one.index, one.shown - 1, event.preview, event.known, total))
 
-    def _failed(self, event: Failure[QueuedImage]) -> None:
+    def _fail_image(self, event: Failure[QueuedImage]) -> None:
         """End the job of an image that failed by itself."""
         if not isinstance(event.error, RequestError | NotFiniteError):
             log.error("an image could not be made", exc_info=event.error)
@@ -203,7 +203,7 @@ class Studio:
 
     def _finish(self, event: Done[QueuedImage]) -> None:
         """Hand out a complete image; the last one completes its job."""
-        (one,), (image,) = event.images, event.pictures
+        (one,), (image,) = event.images, event.rendered
         job, now = one.job, time.monotonic()
         job.spent["pixels"] += event.seconds
         began = job.began or now
@@ -217,13 +217,13 @@ class Studio:
         job.left -= 1
         if job.left:
             return
-        price, waited = self.pipeline.model.rounding, job.spent.get("waiting", 0.0)
+        loss, waited = self.pipeline.model.rounding, job.spent.get("waiting", 0.0)
         completed = Completed(
             self.batch.batch.strategy,
             notes=(*job.request.notes, *job.notes),
             seconds=now - job.came - waited,
             waited=waited,
-            rounding=0.0 if price is None else price.total_variation_per_token,
+            rounding=0.0 if loss is None else loss.total_variation_per_token,
             stages=job.spent,
             peak=self.pipeline.backend.memory().peak,
         )

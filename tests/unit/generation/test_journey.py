@@ -24,7 +24,7 @@ JOURNEY: Mapping[str, set[str]] = {
     "engine.decoded": {"generation.batch:Batch._complete", "serving.running:RunningBatch.widen"},
     # Pixels.
     "family.pixels": {"generation.runtime:Runtime.pixels"},
-    "family.paint": {"generation.runtime:Runtime.pictures"},
+    "family.paint": {"generation.runtime:Runtime.decode_images"},
 }
 #: Where events of a batch become what a caller asked for: five places, each around one loop.
 PLACES = {
@@ -32,7 +32,7 @@ PLACES = {
     "generation.stream:Stream._turn",
     "generation.folder:FolderImages._group",
     "serving.running:RunningBatch.advance",
-    "serving.studio:Studio._turn",
+    "serving.studio:Scheduler._turn",
 }
 
 

@@ -66,8 +66,8 @@ def test_auto_times_longer_windows_where_rows_are_cheap() -> None:
 
 def test_unknown_lengths_are_as_good_as_the_known_ones() -> None:
     usual = {n: usual_tokens_per_step(n) for n in rows.auto.TOKENS}
-    assert rows.known_worth({}) == pytest.approx(usual)
-    found = rows.known_worth(KNOWN)
+    assert rows.complete_tokens_per_step({}) == pytest.approx(usual)
+    found = rows.complete_tokens_per_step(KNOWN)
     assert {n: found[n] for n in KNOWN} == KNOWN
     assert found[16] < found[32] < found[64] and found[32] > usual_tokens_per_step(32)
 

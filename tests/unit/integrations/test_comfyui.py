@@ -288,6 +288,6 @@ def test_a_comfyui_that_lacks_a_function_is_too_old(comfy, monkeypatch):
 
 
 def test_a_model_that_makes_tokens_only_is_one_sentence(comfy, model, monkeypatch):
-    monkeypatch.setattr(model.pipeline.runtime, "pictures", lambda *given: [])
+    monkeypatch.setattr(model.pipeline.runtime, "decode_images", lambda *given: [])
     with pytest.raises(RequestError, match="tokens here and no images"):
         run(comfy.nodes["LanternGenerateImage"], model=model, prompt="red heart")

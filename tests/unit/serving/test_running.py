@@ -85,7 +85,7 @@ def test_an_image_has_all_rows_at_once(pipeline, strategy, others):
 
 def test_where_one_row_does_not_fit_beside_all_rows_these_serve_alone(pipeline, monkeypatch):
     batch = RunningBatch(pipeline, 2, Metrics(pipeline.backend, 2))
-    made = RunningBatch._made
+    made = RunningBatch._make
 
     def refuse(self, request, first, size):
         if size == 1:
@@ -93,7 +93,7 @@ def test_where_one_row_does_not_fit_beside_all_rows_these_serve_alone(pipeline, 
             raise DoesNotFitError("no memory")
         return made(self, request, first, size)
 
-    monkeypatch.setattr(RunningBatch, "_made", refuse)
+    monkeypatch.setattr(RunningBatch, "_make", refuse)
     assert batch.join(queued(pipeline, 1, strategy="vanilla"))
     assert batch.batch.size == 2 and batch.batch.ready in pipeline.engines.ready
     assert batch.join(queued(pipeline, 2, strategy="vanilla"))

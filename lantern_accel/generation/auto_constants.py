@@ -5,8 +5,6 @@ The lengths that it tries are in :mod:`~lantern_accel.strategy.values`.
 
 from __future__ import annotations
 
-# --- what is tried -------------------------------------------------------------------------------
-
 #: Tokens of an image's passes that are timed, and those that windows may have.
 TOKENS = (1, 2, 4, 8, 16, 32, 64)
 #: A shorter window than this keeps no drafts, where nobody chose its length.
@@ -20,8 +18,6 @@ SHORT_COPY_WINDOW = 8
 #: Weights from which on reading them decides a step, so that a quantized copy may be a fast drafter.
 LEAST_WEIGHTS = 1 << 23
 
-# --- what is assumed until it is counted ---------------------------------------------------------
-
 #: How often a copy's draft is kept: on the bundled model, activations in 8 bits.
 USUAL_RATES = {"int8": 0.975, "int6": 0.96, "int4": 0.9}
 #: What is kept of the drafts of a copy's windows, next to as many that it guessed one by one: some of a
@@ -29,8 +25,6 @@ USUAL_RATES = {"int8": 0.975, "int6": 0.96, "int4": 0.9}
 SETTLED = 0.96
 #: By how much the odds of acceptance are better than usual, as a logarithm, on an easy prompt.
 EASY = 1.0
-
-# --- how it is timed -----------------------------------------------------------------------------
 
 #: Milliseconds that are timed at least, by as many short steps in a row, and the most steps.
 STEP_MS, MOST_STEPS = 5.0, 8
@@ -47,8 +41,6 @@ PRODUCT_WEIGHTS, PRODUCT_ROUNDS = 1 << 26, 5
 DRAFTER_STEPS, COPY_STEPS = 48, 12
 #: Requests that time the candidates of their kind at most, while other programs use the machine.
 REQUESTS = 4
-
-# --- what decides --------------------------------------------------------------------------------
 
 #: The predicted speed-up that drafts need: costs of a few steps are uncertain by a tenth.
 ENOUGH = 1.15

@@ -21,11 +21,11 @@ from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.backend import Stopwatch
 from lantern_accel.device.context import inferring
 from lantern_accel.errors import DoesNotFitError, RequestError
-from lantern_accel.families.base import Conditions, Prompt, Rows, Size
+from lantern_accel.families.base import Conditions, Rows, Size
 from lantern_accel.generation.decision import BatchPlan, Decision
 from lantern_accel.generation.engines import CapturedEngine, explained
 from lantern_accel.generation.forced import resume
-from lantern_accel.generation.request import GenerationRequest
+from lantern_accel.generation.request import ImageJob
 from lantern_accel.generation.runtime import Runtime
 from lantern_accel.records import format_bytes
 from lantern_accel.strategy.values import Sampling, Strategy
@@ -35,23 +35,6 @@ if TYPE_CHECKING:
 
 #: What all rows share and a row that joins leaves alone.
 SHARED = ("step",)
-
-
-@dataclass(eq=False)
-class ImageJob:
-    """An image to generate: its index for the caller, its prompt, and what picks its random stream.
-
-    ``seed`` and ``number`` (under this seed) decide its randomness. ``partials``: partial images to make
-    while it is generated; ``shown``: how many were made; ``drafts``: how many its steps have tried.
-    """
-
-    index: int
-    prompt: Prompt
-    seed: int
-    number: int
-    partials: int = 0
-    shown: int = 0
-    drafts: int = 0
 
 
 T = TypeVar("T")
@@ -426,15 +409,6 @@ def fill_rows(images: Sequence[T], rows: int) -> list[T]:
     return [*images[:rows], *[images[-1]] * (rows - len(images))]
 
 
-def jobs_of(
-    request: GenerationRequest, indices: Sequence[int], partials: int = 0
-) -> list[ImageJob]:
-    """Return these images of a request."""
-    prompts = [request.prompts[index // request.num_images] for index in indices]
-    given = zip(indices, prompts, *request.randomness(indices), strict=True)
-    return [ImageJob(*one, partials) for one in given]
-
-
 def joined_batch(
     runtime: Runtime,
     asked: Strategy,
@@ -463,8 +437,7 @@ def image_maker(runtime: Runtime, shape: Hashable) -> MakeImages[J]:
     """Return what decodes images; it raises RequestError for a model that leaves tokens here."""
 
     def make_images(decoded: Decoded, images: Sequence[J]) -> list[Image]:
-        prompts, seeds = [one.prompt for one in images], [one.seed + one.number for one in images]
-        if made := runtime.decode_images(decoded.tokens, shape, prompts, seeds):
+        if made := runtime.decode_images(decoded.tokens, shape, images):
             return made
         raise RequestError(
             f"the model {runtime.model.manifest.name!r} makes tokens here and no images; load it with "

@@ -25,9 +25,10 @@ from lantern_accel.device.context import inference
 from lantern_accel.errors import LanternWarning, NotFiniteError, RequestError, noted, shown
 from lantern_accel.families.base import Conditions
 from lantern_accel.files import check_name, write_json, write_whole
-from lantern_accel.generation.batch import Done, Failure, ImageJob, image_maker, joined_batch
+from lantern_accel.generation.batch import Done, Failure, image_maker, joined_batch
 from lantern_accel.generation.journal import SCHEMA, Journal, asked_of
 from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.generation.request import ImageJob
 from lantern_accel.generation.result import pictures, png_bytes, tokens_sha256
 from lantern_accel.generation.settings import read_settings
 from lantern_accel.prompts import Item, read_items

@@ -24,13 +24,14 @@ from lantern_accel.errors import BackendError, DoesNotFitError, LanternError, Re
 from lantern_accel.families.base import Conditions, Model, Prompt, Rows, Size
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.files import check_target
-from lantern_accel.generation.batch import Batch, ImageJob, Phases, fill_rows, jobs_of
+from lantern_accel.generation.batch import Batch, Phases, fill_rows
 from lantern_accel.generation.calibrate import calibrate
 from lantern_accel.generation.decision import BatchPlan, Decision
 from lantern_accel.generation.engines import CapturedEngine, explained, of_image
 from lantern_accel.generation.notebook import notebook_bar
 from lantern_accel.generation.request import (
     GenerationRequest,
+    ImageJob,
     RequestLock,
     build_request,
     passing,
@@ -356,11 +357,6 @@ class Pipeline:
             measuring = self.measurements.seconds - before
             chunks = [*decision.chunks(wanted)]
             counts = Counter(part.images for part, _ in chunks)
-
-            def make_images(decoded: Decoded, jobs: Sequence[ImageJob]) -> list[Image]:
-                indices = [one.index for one in jobs]
-                return runtime.images_of(request, made.shape, indices, decoded, decision, part)
-
             for part, chunk in chunks:
                 rows, known = fill_rows(chunk, part.rows), None
                 exact = request.sampling.greedy and not part.strategy.acceptance.relaxed
@@ -369,13 +365,14 @@ class Pipeline:
                 if known is not None and part.strategy.drafts.needs_drafter:
                     # Its drafter has not read these tokens.
                     part = part.model_copy(update={"strategy": self.strategy("vanilla")})
+                make_images = partial(runtime.images_of, request, made.shape, decision, part)
                 batch = Batch(runtime, part, request.sampling, made.shape, make_images, phases)
                 if announced := counts.pop(part.images, 0):
                     batch.ready.expect(announced)
                 buffers = max(buffers, batch.engine.nbytes)
                 first, tokens = runtime.rows_of(request, made, rows), batch.tokens
                 watched = on_progress is not None or file is not None
-                batch.begin(jobs_of(request, chunk), first, known, watched=watched)
+                batch.begin(request.jobs(chunk), first, known, watched=watched)
                 resumed += 0 if known is None else (known.shape[1] - 1) * len(chunk)
                 before_it, whole = len(images) * tokens, len(wanted) * tokens
                 report = partial(_report, batch, file, on_progress, before_it, whole)

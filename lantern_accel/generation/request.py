@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from pydantic import Field
@@ -29,6 +30,23 @@ if TYPE_CHECKING:
 #: A strategy over the drafts that were tuned for a device, from the strategy, the images that are decoded
 #: together (None: as many as is usual), at most all of them, and the sampling.
 Tuned = Callable[[Strategy, int | None, int, Sampling], Strategy]
+
+
+@dataclass(eq=False)
+class ImageJob:
+    """An image to generate: its index for the caller, its prompt, and what picks its random stream.
+
+    ``seed`` and ``number`` (under this seed) decide its randomness. ``partials``: partial images to make
+    while it is generated; ``shown``: how many were made; ``drafts``: how many its steps have tried.
+    """
+
+    index: int
+    prompt: str | int
+    seed: int
+    number: int
+    partials: int = 0
+    shown: int = 0
+    drafts: int = 0
 
 
 class GenerationRequest(Frozen):
@@ -57,6 +75,12 @@ class GenerationRequest(Frozen):
         if self.seeds is None:
             return [self.seed] * len(indices), list(indices)
         return [self.seeds[index] for index in indices], [0] * len(indices)
+
+    def jobs(self, indices: Sequence[int], partials: int = 0) -> list[ImageJob]:
+        """Return these images, each with ``partials`` partial images."""
+        prompts = [self.prompts[index // self.num_images] for index in indices]
+        given = zip(indices, prompts, *self.randomness(indices), strict=True)
+        return [ImageJob(*one, partials) for one in given]
 
 
 def build_request(

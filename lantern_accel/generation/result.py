@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lantern_accel.decoding.decoded import Decoded
-    from lantern_accel.generation.request import GenerationRequest
+    from lantern_accel.generation.request import GenerationRequest, ImageJob
 
 #: Version of the JSON that ``--stats`` writes.
 STATS_SCHEMA = 2
@@ -224,19 +224,19 @@ def tokens_sha256(tokens: Tensor) -> str:
 def describe(
     images: Sequence[Image],
     request: GenerationRequest,
-    indices: Sequence[int],
+    jobs: Sequence[ImageJob],
     decoded: Decoded,
     decision: Decision,
     rounding: QuantizationLoss | None,
 ) -> None:
     """Note in ``info`` what :mod:`~.like` makes images again from; ``decision``: of their part alone."""
     added = 0.0 if rounding is None else rounding.total_variation_per_token
-    for row, (image, index) in enumerate(zip(images, indices, strict=True)):
+    for row, (image, job) in enumerate(zip(images, jobs, strict=True)):
         tokens = decoded.tokens[row]
         about = {
-            "prompt": request.prompts[index // request.num_images],
-            "seed": request.randomness([index])[0][0],
-            "image": request.randomness([index])[1][0],
+            "prompt": job.prompt,
+            "seed": job.seed,
+            "image": job.number,
             "model": decision.model,
             "weights": "" if rounding is None else rounding.weights,
             "strategy": request.strategy.name,

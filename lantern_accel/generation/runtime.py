@@ -22,7 +22,7 @@ from lantern_accel.generation.decide import Workload, decide
 from lantern_accel.generation.decision import BatchPlan, Decision, describe_auto
 from lantern_accel.generation.engines import Engines
 from lantern_accel.generation.measurements import Measurements
-from lantern_accel.generation.request import GenerationRequest
+from lantern_accel.generation.request import GenerationRequest, ImageJob
 from lantern_accel.generation.result import (
     GenerationResult,
     GenerationStats,
@@ -158,14 +158,14 @@ class Runtime:
         return self.rows(picked, request.sampling, request.negative_prompt, request.size)
 
     def decode_images(
-        self, tokens: Tensor, shape: Hashable, prompts: Sequence[Prompt], seeds: Sequence[int]
+        self, tokens: Tensor, shape: Hashable, jobs: Sequence[ImageJob]
     ) -> list[Image]:
-        """Decode the first images of a batch, one per prompt.
+        """Decode the first images of a batch, ``tokens`` ``[b, N]``; seeds decide what is left open.
 
-        ``tokens`` ``[b, N]``; ``seeds``: of whatever randomness is left after decoding. Empty where this
-        machine has nothing that paints.
+        Empty where this machine has nothing that paints.
         """
-        count, seeds = len(prompts), [seed % SEEDS for seed in seeds]
+        count, prompts = len(jobs), [one.prompt for one in jobs]
+        seeds = [(one.seed + one.number) % SEEDS for one in jobs]
         made = self.model.family.paint(self.model, tokens[:count], shape, prompts, seeds)
         if made is not None:
             return made
@@ -176,17 +176,15 @@ class Runtime:
         self,
         request: GenerationRequest,
         shape: Hashable,
-        images: Sequence[int],
-        decoded: Decoded,
         decision: Decision,
         part: BatchPlan,
+        decoded: Decoded,
+        jobs: Sequence[ImageJob],
     ) -> list[Image]:
         """Decode a request's images, which say what they were made from: ``part`` of ``decision``."""
-        prompts = [request.prompts[index // request.num_images] for index in images]
-        seeds = [seed + at for seed, at in zip(*request.randomness(images), strict=True)]
-        made = self.decode_images(decoded.tokens, shape, prompts, seeds)
+        made = self.decode_images(decoded.tokens, shape, jobs)
         used = decision.model_copy(update={"parts": (part.model_copy(update={"free": None}),)})
-        describe(made, request, images[: len(made)], decoded, used, self.model.rounding)
+        describe(made, request, jobs[: len(made)], decoded, used, self.model.rounding)
         return made
 
     @inferring

@@ -18,11 +18,10 @@ from lantern_accel.generation.batch import (
     Batch,
     Done,
     Failure,
-    ImageJob,
     Phases,
-    jobs_of,
     joined_batch,
 )
+from lantern_accel.generation.request import ImageJob
 from lantern_accel.generation.result import GenerationResult, PhaseSeconds, png_bytes
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ class Stream:
         self._over = False
         #: The prompts' conditions, the decision, and the running batch.
         self._begun: tuple[Conditions, Decision, Batch[ImageJob]] | None = None
-        self._waiting = jobs_of(request, range(request.count), partials)
+        self._waiting = request.jobs(range(request.count), partials)
         self._done: dict[int, Done[ImageJob]] = {}
 
     @property
@@ -168,8 +167,9 @@ class Stream:
             made = runtime.conditions(request.prompts, request.size, request.negative_prompt)
 
         def make_images(decoded: Decoded, images: Sequence[ImageJob]) -> list[Image]:
-            indices, part = [one.index for one in images], decision.parts[0]
-            return runtime.images_of(request, made.shape, indices, decoded, decision, part)
+            return runtime.images_of(
+                request, made.shape, decision, decision.parts[0], decoded, images
+            )
 
         decision, batch = joined_batch(
             runtime, request.strategy, request.sampling, made, request.count, request.batch_size,

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.families.base import Conditions, Rows
-from lantern_accel.generation.batch import Done, ImageJob
+from lantern_accel.generation.batch import Done
+from lantern_accel.generation.request import ImageJob
 from lantern_accel.serving.body import ImageRequest
 from lantern_accel.serving.refusals import busy, device_lost, server_closing, wrong_value
 from lantern_accel.strategy.values import Strategy

@@ -15,7 +15,8 @@ import lantern_accel
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import BackendError, NotFiniteError
-from lantern_accel.generation.batch import Batch, Done, Failure, ImageJob
+from lantern_accel.generation.batch import Batch, Done, Failure
+from lantern_accel.generation.request import ImageJob
 
 PROMPTS = ["red heart", "dog face", "a blue fish", "heart", "dog", "fish", "red face", "blue dog"]
 EXACT = ["vanilla", "eagle", "eagle2", "scd", "sjd", "auto"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from lantern_accel.families.base import Conditions
-from lantern_accel.generation.batch import Batch, ImageJob, joined_batch
+from lantern_accel.generation.batch import Batch, joined_batch
 from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.generation.request import ImageJob
 from lantern_accel.strategy.values import Sampling, Strategy
 
 

@@ -69,7 +69,7 @@ class Measurements:
     def __init__(self, engines: Engines) -> None:
         self.engines = engines
         self.model, self.backend = engines.model, engines.backend
-        self._known: dict[str, Choice | None] = {}
+        self._known: dict[str, Choice] = {}
         #: Seconds of timing so far, and what makes the last one doubtful, to be said of its choice.
         self.seconds, self.doubt = 0.0, ""
 
@@ -127,10 +127,9 @@ class Measurements:
     def choice(self, strategy: Strategy, batch: int, sampling: Sampling) -> Choice | None:
         """Return what is kept for this batch and these settings; None: nothing yet."""
         key = self.key(strategy, batch, sampling)
-        name = repr(key)
-        if self._known.get(name) is None:
-            self._known[name] = read_choice(key)
-        return self._known[name]
+        if repr(key) not in self._known and (found := read_choice(key)) is not None:
+            self._known[repr(key)] = found
+        return self._known.get(repr(key))
 
     def keep(self, choice: Choice) -> None:
         """Use a choice from now on, and write it to the cache where there is one."""
@@ -153,10 +152,10 @@ class Measurements:
         if drafts != self.manifest.defaults.static_tree:
             return strategy
         key = self.tree_key(strategy, sampling.temperature)
-        found = read_choice(key)
-        if found is None:
-            warn_of_stale(key)
-        return strategy if found is None else strategy.override(drafts=found.strategy.drafts)
+        if (found := read_choice(key)) is not None:
+            return strategy.override(drafts=found.strategy.drafts)
+        warn_of_stale(key)
+        return strategy
 
     def known(self, asked: Strategy, batch: int, sampling: Sampling) -> Timings:
         """Return what is kept of the candidates at this batch; windows by priors where nothing is."""
@@ -212,7 +211,7 @@ class Measurements:
         lengths = [length for length in AUTO_CHAIN if length <= tokens]
         if self.backend.preferences.compiles:
             lengths[1:-1] = []
-        return asked.with_drafts(ChainTree.over(lengths)) if len(lengths) > 1 else None
+        return asked.with_drafts(ChainTree.over(lengths)) if lengths[1:] else None
 
     def copies(self, asked: Strategy) -> Strategy | None:
         """Return drafts by a copy of the target that may serve in a window's place; None where none may.

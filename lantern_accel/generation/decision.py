@@ -96,26 +96,20 @@ class Decision(Frozen):
         }  # fmt: skip
         own = self.model_dump(include={*names})
         used = {**here, "size": request.size, "asked": request.strategy.name}
-        for name, what in names.items():
-            if own[name] != used[name]:
-                raise RequestError(
-                    f"this decision is for {what} {own[name]!r}, not {used[name]!r}; omit `decision` to "
-                    "make another"
-                )
+        differs = [
+            f"{what} {own[name]!r}, not {used[name]!r}"
+            for name, what in names.items()
+            if own[name] != used[name]
+        ]
         if self.sampling.bucket != request.sampling.bucket:
-            raise RequestError(
-                "this decision is for other guidance or filters than the request's; omit `decision`, or "
-                "request the same sampling"
-            )
+            differs.append("other guidance or filters than the request's")
         if request.strategy.name != AUTO and request.strategy != self.strategy:
-            raise RequestError(
-                "this decision is for other settings of the strategy than the request's; omit `decision` "
-                "or request the same drafts and acceptance rule"
-            )
+            differs.append("other drafts or another acceptance rule than the request's")
         if request.batch_size not in (None, self.batch):
+            differs.append(f"batch size {self.batch}, not {request.batch_size}")
+        if differs:
             raise RequestError(
-                f"this decision is for batch size {self.batch}, not {request.batch_size}; omit "
-                "`decision` or `batch_size`"
+                f"this decision is for {differs[0]}; omit `decision`, or request the same"
             )
 
 

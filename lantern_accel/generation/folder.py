@@ -44,16 +44,11 @@ Painted = tuple[Item, bytes, dict[str, Any]]
 CHUNK = 8
 
 
-def file_of(item: Item) -> str:
-    """Return the name of an item's file."""
-    return f"{item.name}.png"
-
-
 def row_of(item: Item) -> dict[str, object]:
     """Return what a journal says of an item's row, and a run that goes on must find again."""
     return {
         "prompt": item.prompt,
-        "file": file_of(item),
+        "file": f"{item.name}.png",
         "seed": item.seed,
         "image": item.index,
     }
@@ -299,8 +294,9 @@ class RunFolder:
             if "error" in line:
                 self.failed[item.number] = line["error"]
                 continue
-            write_whole(self.path / file_of(item), png)
-            lines[item.number] = row_of(item) | line
+            row = row_of(item)
+            write_whole(self.path / str(row["file"]), png)
+            lines[item.number] = row | line
             self.moved += line["total_variation_per_token"] * line["tokens"]
             for count in self.counts:
                 self.counts[count] += line.get(count, 1)

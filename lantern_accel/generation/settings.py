@@ -237,38 +237,38 @@ def read_size(text: str) -> tuple[int, int]:
 
 def check_prompts(prompt: object) -> tuple[str | int, ...]:
     """Return one prompt or several as a tuple; raises :class:`RequestError` for anything else."""
-
-    def refuse(text: str) -> RequestError:
-        return RequestError(text, field="prompt")
-
     if isinstance(prompt, str | int | bytes) and not isinstance(prompt, bool):
         prompt = (prompt,)
-    if not isinstance(prompt, Iterable):
-        text = f"{shown(prompt)} is not a prompt; give text, a class id, or a list of them"
-        raise refuse(text)
+    wrong = f"{shown(prompt)} is not a prompt; give text, a class id, or a list of them"
     prompts: list[str | int] = []
-    for each in prompt:
-        if not isinstance(each, str | int) or isinstance(each, bool):
-            raise refuse(f"{shown(each)} is not a prompt; give text or a class id")
-        if isinstance(each, int):
-            if abs(each) > MOST_CLASS_ID:
-                raise refuse(f"{shown(each)} is not a class id")
-        elif half_pair(each):
-            raise refuse(
-                f"the prompt {shown(each)} holds half a surrogate pair and so is not text; send text as "
-                "UTF-8"
-            )
-        elif not each.strip():
-            raise refuse("the prompt is empty; describe a thing, such as 'red heart'")
-        elif len(each) > MOST_PROMPT:
-            raise refuse(
-                f"the prompt has {len(each):,} characters, and a prompt has at most {MOST_PROMPT:,}; "
-                "shorten it, or generate a file of prompts with --prompts"
-            )
-        prompts.append(each)
-    if not prompts:
-        raise refuse("there is no prompt; give at least one")
+    if isinstance(prompt, Iterable):
+        wrong = "there is no prompt; give at least one"
+        for each in prompt:
+            wrong = _wrong_prompt(each)
+            if wrong or not isinstance(each, str | int):
+                break
+            prompts.append(each)
+    if wrong:
+        raise RequestError(wrong, field="prompt")
     return tuple(prompts)
+
+
+def _wrong_prompt(each: object) -> str:
+    """Return what is wrong with a prompt; "" where nothing is."""
+    if not isinstance(each, str | int) or isinstance(each, bool):
+        return f"{shown(each)} is not a prompt; give text or a class id"
+    if isinstance(each, int):
+        return f"{shown(each)} is not a class id" if abs(each) > MOST_CLASS_ID else ""
+    if half_pair(each):
+        return f"the prompt {shown(each)} holds half a surrogate pair; send text as UTF-8"
+    if not each.strip():
+        return "the prompt is empty; describe a thing, such as 'red heart'"
+    if len(each) <= MOST_PROMPT:
+        return ""
+    return (
+        f"the prompt has {len(each):,} characters, and a prompt has at most {MOST_PROMPT:,}; shorten it, "
+        "or generate a file of prompts with --prompts"
+    )
 
 
 Called = TypeVar("Called", bound=Callable[..., object])

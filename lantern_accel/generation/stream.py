@@ -27,7 +27,6 @@ from lantern_accel.generation.result import GenerationResult, PhaseSeconds, png_
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from lantern_accel.device.backend import Backend
     from lantern_accel.families.base import Conditions
     from lantern_accel.generation.decision import Decision
     from lantern_accel.generation.request import GenerationRequest, RequestLock
@@ -93,11 +92,6 @@ class Stream:
         self._waiting = request.jobs(range(request.count), partials)
         self._done: dict[int, Done[ImageJob]] = {}
 
-    @property
-    def backend(self) -> Backend:
-        """The device that generates."""
-        return self._runtime.backend
-
     def __iter__(self) -> Iterator[ImageProgress]:
         return self
 
@@ -151,7 +145,8 @@ class Stream:
             if self._error is not None:  # it was set aside while this call waited
                 return
             try:
-                with inference(self.backend), self.backend.stopwatch() as total:
+                backend = self._runtime.backend
+                with inference(backend), backend.stopwatch() as total:
                     while not (self._events or self._over or self._error):
                         self._turn()
                 self._total += total.seconds

@@ -118,6 +118,7 @@ def _add_errors(app: FastAPI) -> None:
     """Answer every error with an object of all four keys: the clients show no other text."""
 
     def refuse(request: Request, error: Exception) -> Response:
+        found = refusal_of(error)
         if isinstance(error, HTTPException):
             text = str(error.detail)
             if error.status_code == 404:
@@ -127,8 +128,6 @@ def _add_errors(app: FastAPI) -> None:
             elif error.status_code == 405:
                 text = f"{request.url.path} does not take {request.method}"
             found = Refusal(error.status_code, text, headers=dict(error.headers or {}))
-        else:
-            found = refusal_of(error)
         request.scope[OUTCOME] = found.outcome
         return found.response()
 

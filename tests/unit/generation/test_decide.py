@@ -76,7 +76,7 @@ def test_nothing_is_timed_where_a_decision_is_given(
         ({}, {"strategy": "eagle"}, "the strategy 'vanilla'"),
         ({}, {"cfg_scale": 1.0}, "guidance"),
         ({}, {"temperature": 0.0}, "guidance or filters"),
-        ({}, {"batch_size": 5}, "batch_size"),
+        ({}, {"batch_size": 5}, "batch size 1, not 5"),
     ],
 )
 def test_a_decision_that_does_not_fit_is_refused(

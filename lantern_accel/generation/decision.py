@@ -1,19 +1,29 @@
-"""The decision how a request is decoded, as one value that is made before any engine."""
+"""The decision how a request is decoded: one value, made from what is asked, measured, and fits.
+
+It is made before any engine and takes no time: :class:`~.measurements.Measurements` was asked before.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from lantern_accel.errors import RequestError
+from lantern_accel.generation import auto_constants as auto
 from lantern_accel.records import Frozen, format_bytes
 from lantern_accel.strategy.lengths import SURE, in_batch
-from lantern_accel.strategy.values import AUTO, Sampling, Strategy
+from lantern_accel.strategy.rules import Exact
+from lantern_accel.strategy.sources import with_tokens_per_step
+from lantern_accel.strategy.values import AUTO, NoTree, Sampling, Strategy
 
 if TYPE_CHECKING:
+    from lantern_accel.families.base import Size
     from lantern_accel.generation.request import GenerationRequest
+    from lantern_accel.memory.limits import Capacity
 
 
 class BatchPlan(Frozen):
@@ -131,3 +141,117 @@ def describe_auto(strategy: Strategy, images: int = 1, passes: str = "") -> str:
     if timed and max(speeds) < SURE:
         return plain
     return f"{drafts.text(longest)} ({rule}){passes}"
+
+
+# --- what it is made from -------------------------------------------------------------------------
+
+
+class Estimate(Frozen):
+    """The estimate of a draft source: a strategy whose lengths have tokens per step and costs.
+
+    ``times``: the shortest step by length, in milliseconds. ``exact``: for relaxed strategies, the tokens
+    per step of exact decoding with the same drafts.
+    """
+
+    strategy: Strategy
+    times: dict[int, float] = Field(default_factory=dict)
+    exact: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        strategy: Strategy,
+        times: Mapping[int, Sequence[float]],
+        tokens: Mapping[int, float] | None = None,
+    ) -> Estimate:
+        """Build an estimate from step times in milliseconds by draft length; length 1 is required.
+
+        ``tokens``: tokens per step by length, for lengths without them.
+        """
+        lengths = with_tokens_per_step(strategy.lengths, tokens or {})
+        least = {n: min(ms) for n, ms in times.items()}
+        made = cls(strategy=strategy.with_drafts(draft_lengths=lengths), times=least)
+        return made.weighed(least[1])
+
+    def weighed(self, plain: float) -> Estimate:
+        """Return the estimate with costs from its times. A length without a time keeps its cost.
+
+        ``plain``: the shortest plain step of any source, in milliseconds. A length costs no more than a
+        longer one, because other load makes times longer, never shorter.
+        """
+        least, costs = math.inf, {1: 1.0}
+        for length in sorted(self.times.keys() - {1}, reverse=True):
+            costs[length] = least = min(least, max(1.0, self.times[length] / plain))
+        lengths = tuple(
+            one.model_copy(update={"cost": costs.get(one.length, one.cost)})
+            for one in self.strategy.lengths
+        )
+        strategy = self.strategy.with_drafts(draft_lengths=lengths)
+        return self.model_copy(update={"strategy": strategy})
+
+    def promise(self, images: int) -> float:
+        """Return the predicted speed of a batch at the best timed length, over plain decoding."""
+        return max(
+            in_batch(one.tokens_per_step or 1.0, images) / one.cost
+            for one in self.strategy.lengths
+            if one.cost is not None
+        )
+
+
+class Timings(Frozen):
+    """What is known of auto's candidates for some rows: sources that were ``timed``, in one measurement.
+
+    ``taken``: what is decoded with in any case, since ``tune`` raced it, or since nothing is timed here.
+    """
+
+    timed: tuple[Estimate, ...] = ()
+    taken: Strategy | None = None
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Images of one shape to decode with one strategy.
+
+    ``rows``: of a batch by its images, the largest batch first; ``size``: width and height that were
+    asked for; ``place``: model, device and dtype, by the names of a decision's fields.
+    """
+
+    strategy: Strategy
+    sampling: Sampling
+    rows: Mapping[int, int]
+    place: Mapping[str, str]
+    shape: Hashable = None
+    size: Size | None = None
+
+
+def decide(work: Workload, measurements: Mapping[int, Timings], capacity: Capacity) -> Decision:
+    """Return what images are decoded with; ``measurements``: of auto's candidates, by rows."""
+    parts = []
+    for images, rows in work.rows.items():
+        used, best = work.strategy, None
+        if used.name == AUTO:
+            used, best = choose_source(used, measurements[rows], rows, capacity)
+        need, exact = capacity.bytes_of(rows, used, work.sampling, work.shape), best and best.exact
+        sizes = {"images": images, "rows": rows, "memory": need, "free": capacity.free}
+        parts.append(BatchPlan(strategy=used, exact_tokens_per_step=exact, **sizes))
+    asked = {"asked": work.strategy.name, "sampling": work.sampling, "size": work.size}
+    return Decision(**work.place, **asked, parts=tuple(parts))
+
+
+def choose_source(
+    asked: Strategy, timings: Timings, batch: int, capacity: Capacity | None = None
+) -> tuple[Strategy, Estimate | None]:
+    """Return what auto decodes a batch with, and its estimate where it was timed.
+
+    That is the source with the highest predicted speed. Plain decoding, where none is
+    :data:`~.auto_constants.ENOUGH` faster, or where a copy to draft with does not fit.
+    """
+    strategy, best = timings.taken, None
+    if strategy is None:
+        best = max(timings.timed, key=lambda one: one.promise(batch))
+        strategy = best.strategy if best.promise(batch) >= auto.ENOUGH else None
+    if strategy is not None and (capacity is None or capacity.holds(strategy)):
+        return strategy, best
+    # Nothing is drafted, so that nothing is relaxed.
+    update = {"drafts": NoTree(), "acceptance": Exact(), "tv_budget": None}
+    return asked.model_copy(update=update), None

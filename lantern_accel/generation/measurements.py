@@ -23,9 +23,8 @@ from lantern_accel.generation.copies import (
     own_windows,
     product_times,
 )
-from lantern_accel.generation.decide import Timings, choose_source
+from lantern_accel.generation.decision import Estimate, Timings, choose_source
 from lantern_accel.generation.engines import Engines, copies_of, explained
-from lantern_accel.generation.estimate import Estimate
 from lantern_accel.generation.row_costs import (
     RowCosts,
     auto_lengths,

@@ -18,8 +18,7 @@ from lantern_accel.device.backend import Backend
 from lantern_accel.device.context import inferring
 from lantern_accel.errors import RequestError
 from lantern_accel.families.base import Conditions, Model, Prompt, Rows, Size
-from lantern_accel.generation.decide import Workload, decide
-from lantern_accel.generation.decision import BatchPlan, Decision, describe_auto
+from lantern_accel.generation.decision import BatchPlan, Decision, Workload, decide, describe_auto
 from lantern_accel.generation.engines import Engines
 from lantern_accel.generation.measurements import Measurements
 from lantern_accel.generation.request import GenerationRequest, ImageJob

@@ -11,7 +11,7 @@ import torch
 
 import lantern_accel
 from lantern_accel.generation import measurements as automatic
-from lantern_accel.generation.estimate import Estimate
+from lantern_accel.generation.decision import Estimate
 from lantern_accel.strategy import choices
 from lantern_accel.strategy.sources import with_tokens_per_step
 from lantern_accel.strategy.values import NoTree, Window

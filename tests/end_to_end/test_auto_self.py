@@ -17,7 +17,7 @@ from lantern_accel.device.backend import Backend, MemoryUse
 from lantern_accel.families.random_weights import sized
 from lantern_accel.generation import measurements as automatic
 from lantern_accel.generation.batch import Done
-from lantern_accel.generation.estimate import Estimate
+from lantern_accel.generation.decision import Estimate
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.memory.plan import Planner
 from lantern_accel.nn.rounding import rounding

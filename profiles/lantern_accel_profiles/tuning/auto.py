@@ -15,8 +15,8 @@ from typing import Literal
 from pydantic import Field
 
 from lantern_accel.errors import DoesNotFitError
+from lantern_accel.generation.decision import Estimate
 from lantern_accel.generation.engines import copies_of
-from lantern_accel.generation.estimate import Estimate
 from lantern_accel.strategy.choices import Choice
 from lantern_accel.strategy.length_policy import AcceptancePolicy
 from lantern_accel.strategy.lengths import tokens_at_one_rate

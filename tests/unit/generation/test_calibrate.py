@@ -9,7 +9,7 @@ from support.tiny import tiny_models
 
 from lantern_accel.device.backend import Stopwatch
 from lantern_accel.generation.calibrate import calibrate
-from lantern_accel.generation.estimate import Estimate
+from lantern_accel.generation.decision import Estimate
 from lantern_accel.strategy.sources import DraftLength
 from lantern_accel.strategy.values import Strategy, Window
 

@@ -13,9 +13,7 @@ from support.models import write_tiny_model
 
 import lantern_accel
 from lantern_accel.errors import RequestError
-from lantern_accel.generation.decide import Timings, Workload, decide
-from lantern_accel.generation.decision import Decision
-from lantern_accel.generation.estimate import Estimate
+from lantern_accel.generation.decision import Decision, Estimate, Timings, Workload, decide
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.strategy.rules import Exact, LanternPP
 from lantern_accel.strategy.sources import DraftLength

@@ -10,7 +10,7 @@ import torch
 
 from lantern_accel.device.preferences import Preferences
 from lantern_accel.generation import measurements as automatic
-from lantern_accel.generation.estimate import Estimate
+from lantern_accel.generation.decision import Estimate
 from lantern_accel.generation.row_costs import RowCosts
 from lantern_accel.strategy.lengths import tokens_of
 from lantern_accel.strategy.sources import DraftLength

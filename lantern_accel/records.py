@@ -1,4 +1,4 @@
-"""What all records have in common: known fields, one sentence for a wrong one, rows of a table."""
+"""The base of all records: known fields, one sentence for a wrong one, rows of a table."""
 
 from __future__ import annotations
 

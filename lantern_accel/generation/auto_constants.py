@@ -5,7 +5,7 @@ The lengths that it tries are in :mod:`~lantern_accel.strategy.values`.
 
 from __future__ import annotations
 
-#: Tokens of an image's passes that are timed, and those that windows may have.
+#: Tokens of an image's passes that are timed, and lengths that windows may have.
 TOKENS = (1, 2, 4, 8, 16, 32, 64)
 #: A shorter window than this keeps no drafts, where nobody chose its length.
 SHORTEST_WINDOW = 4
@@ -37,7 +37,7 @@ ROW_ROUNDS, ROW_MS = 2, 150.0
 SECOND_LOOKS = 2
 #: Weights whose matmuls are timed, as many as no cache holds or all of a small model's; and the rounds.
 PRODUCT_WEIGHTS, PRODUCT_ROUNDS = 1 << 26, 5
-#: Steps over which drafts are counted: those of a draft head or drafter, and of a copy.
+#: Steps over which drafts are counted: drafts of a draft head or drafter, and of a copy.
 DRAFTER_STEPS, COPY_STEPS = 48, 12
 #: Requests that time the candidates of their kind at most, while other programs use the machine.
 REQUESTS = 4

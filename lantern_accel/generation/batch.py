@@ -75,7 +75,7 @@ BatchEvent = Known[J] | Done[J] | Failure[J]
 
 
 class Phases:
-    """Seconds by phase, the device's pending work included; without those of inner phases."""
+    """Seconds by phase, with the device's pending work and without the seconds of inner phases."""
 
     def __init__(self, watch: Callable[[], Stopwatch]) -> None:
         self.seconds = dict.fromkeys(("text", "prefill", "decode", "pixels"), 0.0)
@@ -131,7 +131,7 @@ class Batch(Generic[J]):
 
     @inferring
     def _open(self) -> CapturedEngine:
-        """Return the engine of the rows; where images join, keep that of one image for their prompts."""
+        """Return the engine of the rows; where images join, keep an engine of one image for prompts."""
         asked = self.strategy, self.sampling, self.shape
         if not self.joins or self.size == 1:
             self.single = self.engines.get(self.size, *asked)
@@ -302,7 +302,7 @@ class Batch(Generic[J]):
         given = {**single.state.buffers, "count": single.finite.count, "holds": single.finite.holds}
         taken = {**engine.state.buffers, "count": engine.finite.count, "holds": engine.finite.holds}
         for name, source in given.items():
-            # Noise of one image may be a table where that of all rows is none.
+            # Noise of one image may be a table, and noise of all rows none.
             if name not in SHARED and source.numel() and taken[name].numel():
                 taken[name].index_copy_(0, places[len(source)], source)
         for mine, theirs in zip(engine.caches, single.caches, strict=True):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class BatchPlan(Frozen):
     """How one batch is decoded.
 
-    ``rows``: rows of the engine; ``images``: those of them that the request needs. ``memory``: estimated
+    ``rows``: rows of the engine; ``images``: rows that the request needs. ``memory``: estimated
     bytes of buffers, tables and workspace, or an upper bound if that fits. ``free``: free bytes; None:
     the device does not report them. ``exact_tokens_per_step``: tokens per step of exact decoding with
     the same drafts, if ``auto`` timed it.
@@ -47,7 +47,7 @@ class Decision(Frozen):
     """How a request is decoded: strategies with their draft lengths and costs, batches and memory.
 
     It is valid for one model, device, dtype and kind of sampling. ``asked``: the requested strategy's
-    name; ``parts``: the largest batch, then that of the remaining images.
+    name; ``parts``: the largest batch, then the batch of the remaining images.
     """
 
     kind: Literal["lantern_accel.decision"] = "lantern_accel.decision"
@@ -199,7 +199,7 @@ class Estimate(Frozen):
 
 
 class Timings(Frozen):
-    """What is known of auto's candidates for some rows: sources that were ``timed``, in one measurement.
+    """The candidates of auto for some rows: sources that were ``timed``, in one measurement.
 
     ``taken``: what is decoded with in any case, since ``tune`` raced it, or since nothing is timed here.
     """

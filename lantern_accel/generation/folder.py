@@ -1,6 +1,6 @@
 """Generates a file of prompts into a folder of images, one per row.
 
-The folder holds the images, a journal of those that are finished, and a summary at the end. An image
+The folder holds the images, a journal of finished images, and a summary at the end. An image
 without a line in the journal is generated again, to the same result.
 """
 
@@ -66,7 +66,7 @@ class FolderImage(ImageJob):
 class FolderImages:
     """Generates items with one strategy; every image depends on its prompt and random stream alone.
 
-    ``settings``: those of ``generate``; its batch size is the images decoded together, None for as many
+    ``settings``: of ``generate``; its batch size is the images decoded together, None for as many
     as is usual.
     """
 
@@ -190,7 +190,7 @@ def draw_file(
 ) -> dict[str, Any]:
     """Generate the prompts of a file into a folder, and return the summary that is written there too.
 
-    ``opened`` gives the pipeline. ``load, settings``: what it was loaded with, and those of ``generate``;
+    ``opened`` gives the pipeline. ``load, settings``: keywords of ``load`` and of ``generate``;
     a run is resumed only with the same. ``share``: ``2/8`` generates every eighth row, from the second.
     Each image depends on its prompt, its random stream and these alone. Raises RequestError before
     anything is generated for what cannot be.

@@ -38,8 +38,8 @@ def forced_logits(engine: Engine, tokens: Tensor) -> Tensor:
     """Return the guided logits of every token of images, given those before: float32 ``[B, N, V]``.
 
     ``engine``: of plain decoding, with prompts in its buffers (:meth:`~.Engine.load`); ``tokens``
-    integer ``[B, N]``. Logits are those of its steps, to the bit where a device multiplies each row
-    alone.
+    integer ``[B, N]``. The result equals its steps' logits, to the bit where a device multiplies each
+    row alone.
     """
     total = engine.geometry.tokens
     count = min(TOKENS, total - 1)
@@ -57,7 +57,7 @@ def forced_logits(engine: Engine, tokens: Tensor) -> Tensor:
 def resume(engine: Engine, tokens: Tensor) -> None:
     """Let the images of an engine go on behind ``tokens``, integer ``[B, n]``; n is 1 or more.
 
-    Call it after :meth:`~.Engine.start`. The tokens that follow are those that the engine would have
+    Call it after :meth:`~.Engine.start`. The engine then chooses the tokens that it would have
     chosen, where the seed decides every token and no drafter has read those before.
     """
     state, count = engine.state, tokens.shape[1] - 1

@@ -1,4 +1,4 @@
-"""What a command has finished, in two files next to its images, from which ``--resume`` goes on.
+"""Notes finished images of a command in two files next to them, from which ``--resume`` goes on.
 
 Nothing here imports torch: what cannot be resumed is refused before the device is opened.
 """

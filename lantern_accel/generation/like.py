@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 class Like(Frozen):
-    """What a PNG says of its image (:func:`~.result.describe`); ``image``: its number under ``seed``."""
+    """The origin of an image, from its PNG (:func:`~.result.describe`).
+
+    ``image``: its number under ``seed``.
+    """
 
     path: Path
     prompt: str

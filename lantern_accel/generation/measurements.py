@@ -63,7 +63,7 @@ Start = Callable[[Strategy], Engine | None]
 
 
 class Measurements:
-    """What is measured of drafts for one loaded model on one device, in memory and in the cache."""
+    """Measurements of drafts for one loaded model on one device, in memory and in the cache."""
 
     def __init__(self, engines: Engines) -> None:
         self.engines = engines
@@ -74,7 +74,7 @@ class Measurements:
 
     @cached_property
     def costs(self) -> RowCosts:
-        """What rows of a pass cost here."""
+        """The costs of rows of a pass here."""
         return row_costs(self.model, self.backend, self.engines.dtype)
 
     @cached_property

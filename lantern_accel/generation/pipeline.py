@@ -179,7 +179,7 @@ class Pipeline:
     ) -> CapturedEngine:
         """Return the engine of these settings with its captured functions, made on first use.
 
-        ``auto`` stands for what is known of this batch. ``shape``: that of the conditions it will start
+        ``auto`` stands for what is known of this batch. ``shape``: of the conditions that it will start
         from, where a model's are not all alike.
         """
         used = self.measurements.resolve(strategy, batch, sampling)

@@ -1,7 +1,8 @@
 """Measures the quality loss of quantized weights: total variation per token from the full model.
 
 The quantized model generates some images; along each, both models say what comes next, and the quality
-loss is half the sum of absolute differences. It adds to that of relaxed acceptance. Kept in the cache.
+loss is half the sum of absolute differences. It adds to the loss of relaxed acceptance. The
+cache keeps it.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ def wanted_images(request: GenerationRequest, only: Sequence[int] | None) -> lis
 
 
 class Suspended(Protocol):
-    """What has begun on a pipeline and goes on later, such as a stream between two of its events."""
+    """Work that has begun on a pipeline and goes on later, such as a stream between two events."""
 
     def set_aside(self) -> None:
         """Keep what it needs out of the engines, which another call is about to use; never raises."""

@@ -82,7 +82,7 @@ class GenerationStats(Frozen):
     step_compression: float
     accepted_histogram: list[int] = Field(description="steps by number of accepted drafts")
     total_variation_per_token: float = Field(
-        description="upper bound: that of relaxation, plus that of quantized weights"
+        description="upper bound: of relaxation and of quantized weights, summed"
     )
     rounding: QuantizationLoss | None = Field(
         None, description="quality loss of quantized weights; None: full weights"

@@ -1,4 +1,4 @@
-"""What a pass over many rows costs in plain passes on a device, and how much is drafted for it.
+"""Costs of passes over many rows on a device, in plain passes, and how much is drafted for them.
 
 A row is one position of one branch of one image: with guidance two for every token of every image.
 """
@@ -129,7 +129,7 @@ def tree_of(costs: RowCosts, branches: int, tree: DraftSource) -> DraftSource:
 
 
 def row_costs(model: Model, backend: Backend, dtype: torch.dtype) -> RowCosts:
-    """Return a model's costs on a device: those that are kept, else measured and kept from now on.
+    """Return a model's costs on a device from the cache; measure and keep them where it has none.
 
     A device that says how many rows are free (:class:`.Preferences`) is not measured.
     """

@@ -50,7 +50,7 @@ class Runtime:
 
     @property
     def place(self) -> dict[str, str]:
-        """What a decision serves for, by the names of its fields."""
+        """Model, device and dtype that a decision is made for, by the names of its fields."""
         backend, model = self.backend, self.model
         return {
             "model": model.manifest.name,

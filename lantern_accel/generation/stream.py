@@ -39,7 +39,7 @@ class ImageProgress:
 
     ``index``: the image's number; ``tokens``: the committed ones of ``total``, int64 ``[known]`` on the
     host; ``image``: the partial image, None without a new finished row; ``rows``: finished pixel rows;
-    ``done``: the image is complete, and equals that of ``generate``.
+    ``done``: the image is complete, and equals the image of ``generate``.
     """
 
     index: int

@@ -29,7 +29,7 @@ Seed = Annotated[StrictInt, Field(ge=-1, lt=SEEDS)]
 
 
 class Body(BaseModel):
-    """What ``POST /v1/images/generations`` takes; other fields are ignored and named in the answer."""
+    """The fields of ``POST /v1/images/generations``; others are ignored and named in the answer."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 

@@ -88,7 +88,7 @@ class Guard:
         limits: ServerSettings,
         answers: set[asyncio.Future[None]],
     ) -> None:
-        """``answers``: gets those that are under way."""
+        """``answers``: gets the answers that are under way."""
         self.app, self.metrics, self.limits, self.answers = app, metrics, limits, answers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

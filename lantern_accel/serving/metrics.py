@@ -60,7 +60,7 @@ class Metrics:
         Gauge("lantern_slots", "Rows of the running batch.", registry=registry).set(slots)
         text = "From request to the end of its answer, by how it ended, streamed ones too."
         self.seconds = seconds("request_seconds", text, "outcome")
-        for outcome in OUTCOMES:  # those that are 0 too
+        for outcome in OUTCOMES:  # outcomes that are 0 too
             self.seconds.labels(outcome)
         text = "From request to its first partial image."
         self.first_partial = seconds("first_partial_seconds", text)

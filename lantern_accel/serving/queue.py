@@ -30,7 +30,7 @@ STAGES = ("waiting", "text", "engine", "prefill", "decode", "pixels")
 
 @dataclass(frozen=True)
 class Partial:
-    """What is known of image ``index``, decoded; ``number`` counts from 0."""
+    """A partial image of image ``index``; ``number`` counts from 0."""
 
     index: int
     number: int
@@ -159,7 +159,7 @@ class Queue:
 
     @property
     def images(self) -> list[QueuedImage]:
-        """What waits now, the first one first."""
+        """The images that wait now, the first one first."""
         with self._news:
             return list(self._images)
 

@@ -37,7 +37,7 @@ MEMORY = 16
 
 
 def usual_slots(pipeline: Pipeline) -> int:
-    """Return how many images a service decodes together where nobody said it, of those that fit."""
+    """Return the default number of images that a service decodes together; they fit the memory."""
     most = max(LEAST_SLOTS, pipeline.backend.preferences.default_batch)
     sampling = pipeline.model.manifest.defaults.sampling
     return max(1, pipeline.engines.capacity.largest(most, pipeline.strategy("auto"), sampling))
@@ -45,13 +45,13 @@ def usual_slots(pipeline: Pipeline) -> int:
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """What a server is started with, beyond the pipeline, and what it takes on.
+    """Settings of a server, beyond its pipeline: its rows, and what it takes on.
 
     ``slots``: rows of the batch; ``queue``: images that may wait; ``deadline``: seconds that a request
     has; ``keys``: API keys; ``most_body``: bytes; ``most_prompt``: characters; ``read_seconds``: in which
     a head, and then its body, must come; ``write_seconds``: after which a client that does not read is
     let go; ``grace``: seconds that a stop waits for what runs.
-    ``silence``: seconds after which a stream that waits sends a comment; ``origins``: those whose pages
+    ``silence``: seconds after which a stream that waits sends a comment; ``origins``: pages of these
     may ask (``*``: all); ``root_path``: the path below which a proxy serves it.
     """
 
@@ -170,7 +170,7 @@ class Scheduler:
         self.metrics.dropped.inc(dropped + self.batch.drop_finished())
 
     def _admit(self) -> None:
-        """Let the first images of the queue join, as long as they go with those that run."""
+        """Let the first images of the queue join, as long as they go with the running ones."""
         if not self.running:
             self.pipeline.backend.memory(new_peak=True)
         waiting = self.queue.images

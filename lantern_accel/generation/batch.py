@@ -23,7 +23,7 @@ from lantern_accel.device.context import inferring
 from lantern_accel.errors import DoesNotFitError, RequestError
 from lantern_accel.families.base import Conditions, Rows, Size
 from lantern_accel.generation.decision import BatchPlan, Decision
-from lantern_accel.generation.engines import CapturedEngine, explained
+from lantern_accel.generation.engines import CapturedEngine, explain_errors
 from lantern_accel.generation.forced import resume
 from lantern_accel.generation.request import ImageJob
 from lantern_accel.generation.runtime import Runtime
@@ -82,7 +82,7 @@ class Phases:
         self._watch, self._inner = watch, 0.0
 
     @contextmanager
-    def timed(self, phase: str) -> Iterator[Stopwatch]:
+    def count_seconds(self, phase: str) -> Iterator[Stopwatch]:
         """Count the seconds of the block."""
         outer, self._inner = self._inner, 0.0
         try:
@@ -181,7 +181,7 @@ class Batch(Generic[J]):
             raise DoesNotFitError(
                 f"{format_bytes(need)} of buffers do not fit the {format_bytes(free)} free"
             )
-        with explained(self.backend):
+        with explain_errors(self.backend):
             copies = {name: one.to("cpu", copy=True) for name, one in self._buffers.items()}
         self._aside = copies, self.engine.now, self.engine.course
 
@@ -194,7 +194,7 @@ class Batch(Generic[J]):
             return
         self.ready = self._open()
         (copies, length, course), engine = self._aside, self.engine
-        with explained(self.backend):
+        with explain_errors(self.backend):
             engine.session.progress.clear()
             for name, buffer in self._buffers.items():
                 buffer.copy_(copies[name])
@@ -263,7 +263,7 @@ class Batch(Generic[J]):
         to know how far they are. ``step`` runs in place of the captured steps.
         """
         engine, every = self.engine, fill_rows(images, self.size)
-        with explained(self.backend), self.phases.timed("prefill"):
+        with explain_errors(self.backend), self.phases.count_seconds("prefill"):
             self.ready.begin(rows, [one.seed for one in every], [one.number for one in every])
             if len(images) < self.size:
                 engine.leave_out(len(images))
@@ -283,7 +283,7 @@ class Batch(Generic[J]):
         if not self._rows:
             self._restart()
         count = 1 if known is None else known.shape[1]
-        with explained(self.backend), self.phases.timed("prefill"):
+        with explain_errors(self.backend), self.phases.count_seconds("prefill"):
             self.single.begin(rows, [image.seed], [image.number])
             if known is not None:
                 resume(self.single.engine, known)
@@ -322,7 +322,7 @@ class Batch(Generic[J]):
         engine, known, failed = self.engine, self.engine.course.known, dict[int, int]()
         open_ = [one for row, one in self._rows.items() if known[row] < self.tokens]
         if open_:
-            with explained(self.backend):
+            with explain_errors(self.backend):
                 progress = engine.course.advance(stop)
             failed.update(progress.failed)
             for one in open_:
@@ -349,7 +349,7 @@ class Batch(Generic[J]):
     def _under_way(self, image: J, known: int) -> Known[J]:
         """Return how far an image is, with the next partial image where its share is known."""
         if known * (image.partials + 1) // self.tokens > image.shown < image.partials:
-            with self.phases.timed("pixels"):
+            with self.phases.count_seconds("pixels"):
                 preview, rows = self.runtime.partial_image(self.so_far(image), self.shape)
             image.shown += preview is not None  # else no row is finished yet
             return Known(image, known, preview, rows)
@@ -362,7 +362,7 @@ class Batch(Generic[J]):
         if self.joins:
             del self._rows[rows[0]]
         try:
-            with self.phases.timed("pixels") as watch:
+            with self.phases.count_seconds("pixels") as watch:
                 rendered = [] if self.make_images is None else self.make_images(made, images)
         except Exception as error:
             return Failure(images, error)
@@ -371,7 +371,7 @@ class Batch(Generic[J]):
 
     def run(self, stop: Callable[[], object] | None = None) -> Done[J]:
         """Advance images that have begun together to their end; raises what one failed with."""
-        with self.phases.timed("decode"):
+        with self.phases.count_seconds("decode"):
             while True:
                 event = self.advance(stop)[0]
                 if isinstance(event, Failure):
@@ -400,7 +400,7 @@ class Batch(Generic[J]):
         row = self._row(image)
         del self._rows[row]
         self.engine.course.known[row] = self.tokens
-        with explained(self.backend):
+        with explain_errors(self.backend):
             self._finish([row])
 
 

@@ -171,9 +171,9 @@ class Estimate(Frozen):
         lengths = with_tokens_per_step(strategy.lengths, tokens or {})
         least = {n: min(ms) for n, ms in times.items()}
         made = cls(strategy=strategy.with_drafts(draft_lengths=lengths), times=least)
-        return made.weighed(least[1])
+        return made.with_costs(least[1])
 
-    def weighed(self, plain: float) -> Estimate:
+    def with_costs(self, plain: float) -> Estimate:
         """Return the estimate with costs from its times. A length without a time keeps its cost.
 
         ``plain``: the shortest plain step of any source, in milliseconds. A length costs no more than a

@@ -168,7 +168,7 @@ class Engines:
         prefill alone, a later call the rest. Raises :class:`DoesNotFitError`.
         """
         key = (batch, strategy.bucket, sampling.bucket, shape)
-        with explained(self.backend):
+        with explain_errors(self.backend):
             ready = self._ready.get(key) or self._make(batch, strategy, sampling, shape)
             self._capture_all(ready.engine, steps)
             self._ready[key] = ready
@@ -330,7 +330,7 @@ def fault_of(error: BaseException) -> StrategyError | None:
 
 
 @contextmanager
-def explained(backend: Backend, images: list[Image] | None = None) -> Iterator[None]:
+def explain_errors(backend: Backend, images: list[Image] | None = None) -> Iterator[None]:
     """Let errors of the device say what they mean; ``images``: what a lost one had finished."""
     try:
         yield

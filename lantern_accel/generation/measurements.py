@@ -24,7 +24,7 @@ from lantern_accel.generation.copies import (
     product_times,
 )
 from lantern_accel.generation.decision import Estimate, Timings, choose_source
-from lantern_accel.generation.engines import Engines, copies_of, explained
+from lantern_accel.generation.engines import Engines, copies_of, explain_errors
 from lantern_accel.generation.row_costs import (
     RowCosts,
     auto_lengths,
@@ -156,7 +156,7 @@ class Measurements:
         warn_of_stale(key)
         return strategy
 
-    def known(self, asked: Strategy, batch: int, sampling: Sampling) -> Timings:
+    def recall(self, asked: Strategy, batch: int, sampling: Sampling) -> Timings:
         """Return what is kept of the candidates at this batch; windows by priors where nothing is."""
         found = self.choice(asked, batch, sampling)
         if found is None or (found.strategy.needs_drafter and self.model.drafter is None):
@@ -168,7 +168,7 @@ class Measurements:
         """Return what auto stands for at this batch, as far as is known; other strategies as they are."""
         if strategy.name != AUTO:
             return strategy
-        known = self.known(strategy, batch, sampling)
+        known = self.recall(strategy, batch, sampling)
         return choose_source(strategy, known, batch, self.engines.capacity)[0]
 
     # --- candidates ----------------------------------------------------------------------------
@@ -265,7 +265,7 @@ class Measurements:
         """
         stored = self.choice(asked, batch, sampling)
         if self.backend.simulated or (stored is not None and not stored.again):
-            return self.known(asked, batch, sampling)
+            return self.recall(asked, batch, sampling)
 
         def start(source: Strategy) -> Engine | None:
             try:
@@ -277,11 +277,11 @@ class Measurements:
 
         held, load, began = self.engines.capacity.copies, HostLoad(), time.monotonic()
         text = "measuring which drafts are faster here, once"
-        with explained(self.backend), waiting(text, _LOG):
+        with explain_errors(self.backend), waiting(text, _LOG):
             if stored is None:
                 found = self._compare(asked, batch, sampling, start)
             else:
-                known = self.known(asked, batch, sampling).timed
+                known = self.recall(asked, batch, sampling).timed
                 found = self._compare_again(known, batch, start)
         others, self.seconds = load.share(), self.seconds + time.monotonic() - began
         again, self.doubt = 0, ""
@@ -295,7 +295,7 @@ class Measurements:
                 held -= copies_of(stored.strategy)
             held |= copies_of(self.resolve(asked, batch, sampling))
             self.engines.keep_copies(held)
-        return self.known(asked, batch, sampling)
+        return self.recall(asked, batch, sampling)
 
     def _compare(
         self, asked: Strategy, batch: int, sampling: Sampling, start: Start
@@ -367,7 +367,7 @@ class Measurements:
         ``again``: how many later requests time it again.
         """
         plain = min(one.times[1] for one in found)
-        timings = Timings(timed=tuple(one.weighed(plain) for one in found))
+        timings = Timings(timed=tuple(one.with_costs(plain) for one in found))
         strategy, best = choose_source(asked, timings, batch)
         self.keep(
             Choice(

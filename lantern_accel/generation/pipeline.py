@@ -27,7 +27,7 @@ from lantern_accel.files import check_target
 from lantern_accel.generation.batch import Batch, Phases, fill_rows
 from lantern_accel.generation.calibrate import calibrate
 from lantern_accel.generation.decision import BatchPlan, Decision
-from lantern_accel.generation.engines import CapturedEngine, explained, of_image
+from lantern_accel.generation.engines import CapturedEngine, explain_errors, of_image
 from lantern_accel.generation.notebook import notebook_bar
 from lantern_accel.generation.request import (
     GenerationRequest,
@@ -344,8 +344,8 @@ class Pipeline:
         buffers = resumed = 0
         name = f"{self.model.weights_hash} {self.dtype}"
         file = None if path is None else Unfinished(path, name, request)
-        with explained(self.backend, images), self.backend.stopwatch() as total:
-            with phases.timed("text"):
+        with explain_errors(self.backend, images), self.backend.stopwatch() as total:
+            with phases.count_seconds("text"):
                 made = runtime.conditions(request.prompts, request.size, request.negative_prompt)
             if given is not None:
                 given.check(runtime.place, request)
@@ -361,7 +361,7 @@ class Pipeline:
                 rows, known = fill_rows(chunk, part.rows), None
                 exact = request.sampling.greedy and not part.strategy.acceptance.relaxed
                 if file is not None and (part.strategy.invariant or exact):
-                    known = file.known(rows)
+                    known = file.first_tokens(rows)
                 if known is not None and part.strategy.drafts.needs_drafter:
                     # Its drafter has not read these tokens.
                     part = part.model_copy(update={"strategy": self.strategy("vanilla")})
@@ -395,14 +395,14 @@ class Pipeline:
         if path is not None:
             with contextlib.suppress(OSError):
                 path.unlink()
-        return runtime.finished(
+        return runtime.make_result(
             request, decision, parts, images, seconds, buffers, columns, resumed
         )
 
     # --- parts of a request, for measurements, training and other libraries --------------------
 
     @contextlib.contextmanager
-    def _begun(
+    def _start_batch(
         self,
         made: Callable[[], tuple[Rows, Hashable]],
         seeds: Sequence[tuple[int, int]],
@@ -416,7 +416,7 @@ class Pipeline:
 
         If needed, auto times its steps on the rows. ``seeds``: seed and number of each image.
         """
-        with self.request_lock.hold(), explained(self.backend):
+        with self.request_lock.hold(), explain_errors(self.backend):
             rows, shape = made()
             count = len(seeds)
             decision = self.runtime.decide(
@@ -454,7 +454,7 @@ class Pipeline:
         """
         report = passing(on_progress)
         watched = report is not None
-        with self._begun(made, seeds, strategy, sampling, observer, step, watched) as batch:
+        with self._start_batch(made, seeds, strategy, sampling, observer, step, watched) as batch:
             done = batch.run(report and (lambda: report(batch.known)))
             if report is not None:
                 report(batch.known)
@@ -485,7 +485,9 @@ class Pipeline:
     ) -> dict[int, list[float]]:
         """Time a window's steps of each length, in turns; return milliseconds by length."""
         made = partial(self._rows, prompts, sampling)
-        with self._begun(made, [(0, i) for i in range(len(prompts))], strategy, sampling) as batch:
+        with self._start_batch(
+            made, [(0, i) for i in range(len(prompts))], strategy, sampling
+        ) as batch:
             return calibrate(batch.engine, self.backend.stopwatch, rounds=rounds)
 
 

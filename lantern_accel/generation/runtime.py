@@ -226,7 +226,7 @@ class Runtime:
 
     # --- results -------------------------------------------------------------------------------
 
-    def finished(
+    def make_result(
         self,
         request: GenerationRequest,
         decision: Decision,

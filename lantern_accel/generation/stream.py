@@ -158,7 +158,7 @@ class Stream:
 
     def _begin(self) -> tuple[Conditions, Decision, Batch[ImageJob]]:
         runtime, request, phases = self._runtime, self.request, self._phases
-        with phases.timed("text"):
+        with phases.count_seconds("text"):
             made = runtime.conditions(request.prompts, request.size, request.negative_prompt)
 
         def make_images(decoded: Decoded, images: Sequence[ImageJob]) -> list[Image]:
@@ -180,7 +180,7 @@ class Stream:
         while self._waiting and batch.joinable and not self._check_stopped():
             job = self._waiting.pop(0)
             batch.join(job, self._runtime.rows_of(self.request, conditions, [job.index]))
-        with self._phases.timed("decode"):
+        with self._phases.count_seconds("decode"):
             events = batch.advance(self._check_stopped)
         for event in events:
             if isinstance(event, Failure):
@@ -207,7 +207,7 @@ class Stream:
         assert self._begun is not None
         _, decision, batch = self._begun
         ordered = [self._done[index] for index in range(self.request.count)]
-        self._result = self._runtime.finished(
+        self._result = self._runtime.make_result(
             self.request,
             decision,
             [one.decoded for one in ordered],

@@ -39,7 +39,7 @@ class Unfinished:
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 
-    def known(self, images: Sequence[int]) -> Tensor | None:
+    def first_tokens(self, images: Sequence[int]) -> Tensor | None:
         """Return the first tokens of images that are all known, integer ``[B, n]``; None for n < 2."""
         rows = [self._found.get(self._name(image), torch.empty(0)) for image in images]
         count = min(len(one) for one in rows)

@@ -154,7 +154,7 @@ class RunningBatch:
         """Run some steps; return what came of every image. A job that is over ends them at once."""
         images, phases = self.images, self.batch.phases
         before = phases.seconds["decode"]
-        with noted() as warned, phases.timed("decode"):
+        with noted() as warned, phases.count_seconds("decode"):
             events = self.batch.advance(lambda: any(one.job.over for one in images))
         for job in {one.job for one in images}:
             job.spent["decode"] += phases.seconds["decode"] - before

@@ -22,7 +22,7 @@ LENGTHS = (DraftLength(length=1, tokens_per_step=1.0), DraftLength(length=4, tok
 def timed(times: dict[int, float], lengths: tuple[DraftLength, ...] = LENGTHS) -> Estimate:
     """Return windows whose steps took these milliseconds by length."""
     window = Window(length=lengths[-1].length, draft_lengths=lengths)
-    return Estimate(strategy=Strategy(drafts=window), times=times).weighed(times[1])
+    return Estimate(strategy=Strategy(drafts=window), times=times).with_costs(times[1])
 
 
 def costs(one: Estimate) -> list[float | None]:
@@ -33,10 +33,10 @@ def test_sources_are_compared_by_the_least_plain_step() -> None:
     beside_slow_steps = timed({1: 5.0, 4: 6.0})  # it looks twice as fast as plain decoding
     beside_fast_ones = timed({1: 4.0, 4: 5.6})
     assert beside_slow_steps.promise(1) > beside_fast_ones.promise(1)
-    one = beside_slow_steps.weighed(4.0)
+    one = beside_slow_steps.with_costs(4.0)
     assert one.promise(1) < beside_fast_ones.promise(1)
     assert costs(one) == [1.0, 1.5]
-    assert one.weighed(4.0) == one, "once"
+    assert one.with_costs(4.0) == one, "once"
     assert Estimate.model_validate_json(one.model_dump_json()) == one
     assert one.promise(1) == pytest.approx(2.4 / 1.5)
     assert one.promise(8) < one.promise(2) < one.promise(1), "the slowest image ends a batch"

@@ -228,12 +228,13 @@ def decide(work: Workload, measurements: Mapping[int, Timings], capacity: Capaci
     """Return what images are decoded with; ``measurements``: of auto's candidates, by rows."""
     parts = []
     for images, rows in work.rows.items():
-        used, best = work.strategy, None
-        if used.name == AUTO:
-            used, best = choose_source(used, measurements[rows], rows, capacity)
-        need, exact = capacity.bytes_of(rows, used, work.sampling, work.shape), best and best.exact
+        strategy, best = work.strategy, None
+        if strategy.name == AUTO:
+            strategy, best = choose_source(strategy, measurements[rows], rows, capacity)
+        need = capacity.bytes_of(rows, strategy, work.sampling, work.shape)
         sizes = {"images": images, "rows": rows, "memory": need, "free": capacity.free}
-        parts.append(BatchPlan(strategy=used, exact_tokens_per_step=exact, **sizes))
+        exact = best and best.exact
+        parts.append(BatchPlan(strategy=strategy, exact_tokens_per_step=exact, **sizes))
     asked = {"asked": work.strategy.name, "sampling": work.sampling, "size": work.size}
     return Decision(**work.place, **asked, parts=tuple(parts))
 

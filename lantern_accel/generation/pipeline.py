@@ -182,8 +182,8 @@ class Pipeline:
         ``auto`` stands for what is known of this batch. ``shape``: of the conditions that it will start
         from, where a model's are not all alike.
         """
-        used = self.measurements.resolve(strategy, batch, sampling)
-        return self.engines.get(batch, used, sampling, shape)
+        strategy = self.measurements.resolve(strategy, batch, sampling)
+        return self.engines.get(batch, strategy, sampling, shape)
 
     @inferring
     def warm_up(
@@ -222,11 +222,11 @@ class Pipeline:
     def _warm(self, batch: int, given: str | Strategy, sampling: Sampling) -> str:
         """Build the engine of a batch and decode once with it; return the bucket's name."""
         shape = self.model.family.usual_shape(self.model)
-        chosen = self.strategy(given)
-        size = self.engines.capacity.batches(batch, batch, chosen, sampling, shape)[batch]
-        chosen = self.strategy(given, tuned_for=(size, sampling))
-        used = self.measurements.resolve(chosen, size, sampling)
-        part = BatchPlan(images=size, rows=size, strategy=used, memory=0, free=None)
+        asked = self.strategy(given)
+        size = self.engines.capacity.batches(batch, batch, asked, sampling, shape)[batch]
+        asked = self.strategy(given, tuned_for=(size, sampling))
+        strategy = self.measurements.resolve(asked, size, sampling)
+        part = BatchPlan(images=size, rows=size, strategy=strategy, memory=0, free=None)
         made = Batch[ImageJob](self.runtime, part, sampling, shape)
         state, model = made.engine.state, self.model
         start = Rows(torch.zeros_like(state.condition), torch.ones_like(state.prefix_mask))
@@ -240,7 +240,7 @@ class Pipeline:
         made.begin([ImageJob(index, "", 0, 0) for index in range(size)], start)
         made.engine.leave_out(0)
         self.pixels(made.run().decoded.tokens, shape)
-        return f"{chosen.name} x {size}"
+        return f"{asked.name} x {size}"
 
     # --- generation ----------------------------------------------------------------------------
 

@@ -111,7 +111,7 @@ def build_request(
             changes = {**known, **given_changes}
     if settings.sampling is not None:
         sampling = settings.sampling.model_dump()
-    chosen = choose_strategy(manifest.defaults, AUTO if name is None else name, **changes)
+    strategy = choose_strategy(manifest.defaults, AUTO if name is None else name, **changes)
     values = {**manifest.defaults.sampling.model_dump(), **sampling, **settings.sampling_changes()}
     final = validated(Sampling, values, "sampling")
     images, seed, seeds = settings.num_images or 1, settings.seed, None
@@ -125,10 +125,10 @@ def build_request(
         seed, seeds = seed[0], seed
     free = changes.get("drafts") is None and changes.get("window") is None
     if tuned is not None and free and not isinstance(name, Strategy):
-        chosen = tuned(chosen, settings.batch_size, images * len(prompts), final)
+        strategy = tuned(strategy, settings.batch_size, images * len(prompts), final)
     return GenerationRequest(
         prompts=prompts,
-        strategy=chosen,
+        strategy=strategy,
         sampling=final,
         num_images=images,
         seed=secrets.randbits(31) if seed is None else seed,

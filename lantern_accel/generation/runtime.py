@@ -182,8 +182,8 @@ class Runtime:
     ) -> list[Image]:
         """Decode a request's images, which say what they were made from: ``part`` of ``decision``."""
         made = self.decode_images(decoded.tokens, shape, jobs)
-        used = decision.model_copy(update={"parts": (part.model_copy(update={"free": None}),)})
-        describe(made, request, jobs[: len(made)], decoded, used, self.model.rounding)
+        own = decision.model_copy(update={"parts": (part.model_copy(update={"free": None}),)})
+        describe(made, request, jobs[: len(made)], decoded, own, self.model.rounding)
         return made
 
     @inferring

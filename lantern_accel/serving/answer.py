@@ -65,12 +65,12 @@ def statistics(done: Sequence[Finished], rounding: float) -> dict[str, float]:
     }
 
 
-def speculation(done: Sequence[Finished], used: Completed) -> dict[str, object] | None:
+def speculation(done: Sequence[Finished], completed: Completed) -> dict[str, object] | None:
     """Return counts of drafts in the form of vLLM's ``speculative_decoding``; None for plain decoding.
 
     A step accepts a chain: drafts that compete for one place of it are counted once.
     """
-    if isinstance(used.strategy.drafts, NoTree):
+    if isinstance(completed.strategy.drafts, NoTree):
         return None
     histogram = steps_by_accepted(one.done.decoded for one in done)
     steps, drafts = sum(histogram), sum(one.done.images[0].drafts for one in done)
@@ -87,39 +87,39 @@ def speculation(done: Sequence[Finished], used: Completed) -> dict[str, object] 
 
 
 def figures(
-    request: ImageRequest, model: str, done: Sequence[Finished], used: Completed
+    request: ImageRequest, model: str, done: Sequence[Finished], completed: Completed
 ) -> dict[str, object]:
     """Return our own keys of an answer."""
-    drafts = speculation(done, used)
+    drafts = speculation(done, completed)
     seeds = [request.seeds[one.index][0] for one in done]
     several = isinstance(request.body.seed, list) and len(seeds) > 1
-    counted, images = statistics(done, used.rounding), len(request.seeds)
+    counted, images = statistics(done, completed.rounding), len(request.seeds)
     # An event of a stream has one image of the request.
     tokens = counted["tokens"] * images / len(done)
-    steps = used.stages.get("prefill", 0.0) + used.stages.get("decode", 0.0)
+    steps = completed.stages.get("prefill", 0.0) + completed.stages.get("decode", 0.0)
     return {
         "model": model,
         "seed": seeds if several else seeds[0],
-        "strategy": used.strategy.name,
-        "relaxed": used.strategy.acceptance.relaxed,
-        "exact": not used.strategy.acceptance.relaxed and not used.rounding,
+        "strategy": completed.strategy.name,
+        "relaxed": completed.strategy.acceptance.relaxed,
+        "exact": not completed.strategy.acceptance.relaxed and not completed.rounding,
         "statistics": {
             **counted,
             "tokens_per_second": round(tokens / steps, 1) if steps else None,
-            "seconds_per_image": round(used.seconds / images, 4),
-            "seconds": round(used.seconds, 4),
-            "seconds_waited": round(used.waited, 4),
-            "stages": {name: round(used.stages.get(name, 0.0), 4) for name in STAGES},
-            "peak_memory_bytes": used.peak,
+            "seconds_per_image": round(completed.seconds / images, 4),
+            "seconds": round(completed.seconds, 4),
+            "seconds_waited": round(completed.waited, 4),
+            "stages": {name: round(completed.stages.get(name, 0.0), 4) for name in STAGES},
+            "peak_memory_bytes": completed.peak,
         },
         "metrics": {"speculative_decoding": drafts} if drafts else {},
         "ignored": list(request.ignored),
-        "notes": list(used.notes),
+        "notes": list(completed.notes),
     }
 
 
 def whole_answer(
-    request: ImageRequest, model: str, done: Sequence[Finished], used: Completed
+    request: ImageRequest, model: str, done: Sequence[Finished], completed: Completed
 ) -> dict[str, object]:
     """Return the answer of a request that is not streamed."""
     ordered = sorted(done, key=lambda one: one.index)
@@ -128,7 +128,7 @@ def whole_answer(
         "data": [{"b64_json": encode_image(one.image, request)} for one in ordered],
         **_common(request, done[0].image),
         "usage": usage(ordered),
-        **figures(request, model, ordered, used),
+        **figures(request, model, ordered, completed),
     }
 
 
@@ -143,13 +143,13 @@ def partial_event(request: ImageRequest, event: Partial) -> dict[str, object]:
 
 
 def completed_event(
-    request: ImageRequest, model: str, one: Finished, used: Completed
+    request: ImageRequest, model: str, one: Finished, completed: Completed
 ) -> dict[str, object]:
     """Return ``image_generation.completed`` of one image."""
     return {
         **_event("completed", request, one.image, one.index),
         "usage": usage([one]),
-        **figures(request, model, [one], used),
+        **figures(request, model, [one], completed),
     }
 
 

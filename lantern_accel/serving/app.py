@@ -82,16 +82,16 @@ def make_app(pipeline: Pipeline, settings: ServerSettings | None = None) -> Fast
     The pipeline stays the caller's, who closes it; while the application runs nobody else may use it.
     An application around it runs its lifespan: ``async with app.router.lifespan_context(app)``.
     """
-    chosen = settings or ServerSettings()
-    metrics = Metrics(pipeline.backend, chosen.slots)
-    scheduler = Scheduler(pipeline, chosen, metrics)
+    limits = settings or ServerSettings()
+    metrics = Metrics(pipeline.backend, limits.slots)
+    scheduler = Scheduler(pipeline, limits, metrics)
     answers = set[asyncio.Future[None]]()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         scheduler.start()
         yield
-        await asyncio.to_thread(scheduler.stop, chosen.grace)
+        await asyncio.to_thread(scheduler.stop, limits.grace)
         if answers:
             await asyncio.wait(answers, timeout=LAST_ANSWERS)
 
@@ -100,11 +100,11 @@ def make_app(pipeline: Pipeline, settings: ServerSettings | None = None) -> Fast
         redoc_url=None,
     )  # fmt: skip
     app.state.studio = scheduler
-    app.add_middleware(Guard, metrics=metrics, limits=chosen, answers=answers)
-    if chosen.origins:  # outside the guard: a preflight has no key, and errors are read too
+    app.add_middleware(Guard, metrics=metrics, limits=limits, answers=answers)
+    if limits.origins:  # outside the guard: a preflight has no key, and errors are read too
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=chosen.origins,
+            allow_origins=limits.origins,
             allow_methods=("GET", "HEAD", "POST"),
             allow_headers=("*",),
             expose_headers=EXPOSED,

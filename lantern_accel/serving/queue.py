@@ -163,11 +163,11 @@ class Queue:
         with self._news:
             return list(self._images)
 
-    def take_out(self, chosen: Callable[[QueuedImage], bool]) -> list[QueuedImage]:
+    def take_out(self, wanted: Callable[[QueuedImage], bool]) -> list[QueuedImage]:
         """Take out the images that are chosen, and return them."""
         with self._news:
-            found = [one for one in self._images if chosen(one)]
-            self._set([one for one in self._images if not chosen(one)])
+            found = [one for one in self._images if wanted(one)]
+            self._set([one for one in self._images if not wanted(one)])
             return found
 
     def wait(self) -> bool:

@@ -29,7 +29,7 @@ from lantern_accel.generation.batch import Done, Failure, image_maker, joined_ba
 from lantern_accel.generation.journal import SCHEMA, Journal, asked_of
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.generation.request import ImageJob
-from lantern_accel.generation.result import pictures, png_bytes, tokens_sha256
+from lantern_accel.generation.result import loss_of, pictures, png_bytes, tokens_sha256
 from lantern_accel.generation.settings import read_settings
 from lantern_accel.prompts import Item, read_items
 
@@ -128,8 +128,7 @@ class FolderImages:
         runtime, request, host = self.pipeline.runtime, self.request, self._host
         captured = self.pipeline.backend.support("capture")  # at the usual size
         size = self.size if captured else min(self.size, len(left))
-        first, loss = left[0].conditions, self.pipeline.model.rounding
-        rounding = 0.0 if loss is None else loss.total_variation_per_token
+        first, rounding = left[0].conditions, loss_of(self.pipeline.model.rounding)
 
         def on_host(decoded: Decoded, images: Sequence[FolderImage]) -> list[Image]:
             assert host is not None

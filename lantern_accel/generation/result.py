@@ -58,6 +58,11 @@ class QuantizationLoss(Frozen):
         )
 
 
+def loss_of(rounding: QuantizationLoss | None) -> float:
+    """Return the total variation per token of quantized weights; 0 for full ones."""
+    return 0.0 if rounding is None else rounding.total_variation_per_token
+
+
 class PhaseSeconds(Frozen):
     """Wall time by phase in seconds, with the device's pending work. ``decode`` includes drafting."""
 
@@ -122,9 +127,7 @@ class GenerationStats(Frozen):
         if not self.strategy.acceptance.relaxed and self.rounding is None:
             return "0: exact"
         given = self.rounding
-        relaxed = self.total_variation_per_token - (
-            given.total_variation_per_token if given is not None else 0
-        )
+        relaxed = self.total_variation_per_token - loss_of(given)
         bound = [f"{relaxed:.4f} (upper bound)"] * self.strategy.acceptance.relaxed
         return "; ".join(bound if given is None else [*bound, given.text()])
 
@@ -230,7 +233,7 @@ def describe(
     rounding: QuantizationLoss | None,
 ) -> None:
     """Note in ``info`` what :mod:`~.like` makes images again from; ``decision``: of their part alone."""
-    added = 0.0 if rounding is None else rounding.total_variation_per_token
+    added = loss_of(rounding)
     for row, (image, job) in enumerate(zip(images, jobs, strict=True)):
         tokens = decoded.tokens[row]
         about = {

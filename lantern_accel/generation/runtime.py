@@ -27,6 +27,7 @@ from lantern_accel.generation.result import (
     GenerationStats,
     PhaseSeconds,
     describe,
+    loss_of,
     pictures,
     tokens_sha256,
 )
@@ -263,8 +264,7 @@ class Runtime:
             step_compression=(tokens - count - resumed) / steps if steps else 1.0,
             resumed=resumed,
             accepted_histogram=steps_by_accepted(parts),
-            total_variation_per_token=moved
-            + (0.0 if rounding is None else rounding.total_variation_per_token),
+            total_variation_per_token=moved + loss_of(rounding),
             rounding=rounding,
             seconds=seconds,
             tokens_per_second=None

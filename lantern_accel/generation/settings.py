@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypedDict, TypeVar
 
 from pydantic import Field, ValidationError, field_validator
@@ -239,18 +239,15 @@ def check_prompts(prompt: object) -> tuple[str | int, ...]:
     """Return one prompt or several as a tuple; raises :class:`RequestError` for anything else."""
     if isinstance(prompt, str | int | bytes) and not isinstance(prompt, bool):
         prompt = (prompt,)
-    wrong = f"{shown(prompt)} is not a prompt; give text, a class id, or a list of them"
-    prompts: list[str | int] = []
-    if isinstance(prompt, Iterable):
-        wrong = "there is no prompt; give at least one"
-        for each in prompt:
-            wrong = _wrong_prompt(each)
-            if wrong or not isinstance(each, str | int):
-                break
-            prompts.append(each)
+    try:
+        prompts: tuple[str | int, ...] = tuple(prompt)  # type: ignore[arg-type]  # checked below
+        wrong = next(filter(None, map(_wrong_prompt, prompts)), "")
+        wrong = wrong if prompts else "there is no prompt; give at least one"
+    except TypeError:
+        wrong = f"{shown(prompt)} is not a prompt; give text, a class id, or a list of them"
     if wrong:
         raise RequestError(wrong, field="prompt")
-    return tuple(prompts)
+    return prompts
 
 
 def _wrong_prompt(each: object) -> str:

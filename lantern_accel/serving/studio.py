@@ -20,6 +20,7 @@ from lantern_accel.errors import (
 )
 from lantern_accel.generation.batch import Done, Failure, Known
 from lantern_accel.generation.request import build_request
+from lantern_accel.generation.result import loss_of
 from lantern_accel.serving.metrics import Metrics
 from lantern_accel.serving.queue import Completed, Event, Finished, Job, Partial, Queue, QueuedImage
 from lantern_accel.serving.refusals import not_started, refusal_of, server_closing, too_late
@@ -217,13 +218,13 @@ class Scheduler:
         job.left -= 1
         if job.left:
             return
-        loss, waited = self.pipeline.model.rounding, job.spent.get("waiting", 0.0)
+        waited = job.spent.get("waiting", 0.0)
         completed = Completed(
             self.batch.batch.strategy,
             notes=(*job.request.notes, *job.notes),
             seconds=now - job.came - waited,
             waited=waited,
-            rounding=0.0 if loss is None else loss.total_variation_per_token,
+            rounding=loss_of(self.pipeline.model.rounding),
             stages=job.spent,
             peak=self.pipeline.backend.memory().peak,
         )

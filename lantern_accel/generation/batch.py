@@ -132,12 +132,14 @@ class Batch(Generic[J]):
     @inferring
     def _open(self) -> CapturedEngine:
         """Return the engine of the rows; where images join, keep an engine of one image for prompts."""
-        asked = self.strategy, self.sampling, self.shape
+
+        def get(rows: int, steps: bool = True) -> CapturedEngine:
+            return self.engines.get(rows, self.strategy, self.sampling, self.shape, steps)
+
         if not self.joins or self.size == 1:
-            self.single = self.engines.get(self.size, *asked)
+            self.single = get(self.size)
             return self.single
-        self.single = self.engines.get(1, *asked, steps=False)
-        ready = self.engines.get(self.size, *asked)
+        self.single, ready = get(1, steps=False), get(self.size)
         if self.single not in self.engines.ready:
             raise DoesNotFitError(
                 f"an engine of {self.size} images and one of a single image do not fit the memory of "

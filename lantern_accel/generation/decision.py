@@ -231,12 +231,22 @@ def decide(work: Workload, measurements: Mapping[int, Timings], capacity: Capaci
         strategy, best = work.strategy, None
         if strategy.name == AUTO:
             strategy, best = choose_source(strategy, measurements[rows], rows, capacity)
-        need = capacity.bytes_of(rows, strategy, work.sampling, work.shape)
-        sizes = {"images": images, "rows": rows, "memory": need, "free": capacity.free}
-        exact = best and best.exact
-        parts.append(BatchPlan(strategy=strategy, exact_tokens_per_step=exact, **sizes))
-    asked = {"asked": work.strategy.name, "sampling": work.sampling, "size": work.size}
-    return Decision(**work.place, **asked, parts=tuple(parts))
+        plan = BatchPlan(
+            images=images,
+            rows=rows,
+            strategy=strategy,
+            memory=capacity.bytes_of(rows, strategy, work.sampling, work.shape),
+            free=capacity.free,
+            exact_tokens_per_step=best and best.exact,
+        )
+        parts.append(plan)
+    return Decision(
+        **work.place,
+        asked=work.strategy.name,
+        sampling=work.sampling,
+        size=work.size,
+        parts=tuple(parts),
+    )
 
 
 def choose_source(

@@ -150,9 +150,9 @@ class Engines:
             return
         # Before the engine: it cannot be wider than the codebook.
         table = self.neighbours(k) if k else None
-        parts = model.target, model.drafter, self.backend
-        with inference(self.backend):  # the target stands for a copy of its sizes
-            Engine(*parts, strategy, sampling, neighbours=table, copy=model.target)
+        target, drafter, backend = model.target, model.drafter, self.backend
+        with inference(backend):  # the target stands for a copy of its sizes
+            Engine(target, drafter, backend, strategy, sampling, neighbours=table, copy=target)
 
     def get(
         self,
@@ -189,12 +189,16 @@ class Engines:
                 stacklevel=3,
             )
         check_settings(strategy, sampling, self.model.manifest.target.vocab_size)
-        parts = *self.model.family.target_for_shape(self.model, shape), self.backend
+        target, drafter = self.model.family.target_for_shape(self.model, shape)
         copy, k = self.copy(strategy, shape), strategy.neighbours
         self._release_until_it_fits(batch, strategy, sampling, shape)
         table = self.neighbours(k, strategy.neighbour_space) if k else None
-        engine = Engine(*parts, strategy, sampling, batch=batch, neighbours=table, copy=copy)
-        return CapturedEngine(engine)
+        return CapturedEngine(
+            Engine(
+                target, drafter, self.backend, strategy, sampling,
+                batch=batch, neighbours=table, copy=copy,
+            )
+        )  # fmt: skip
 
     def copy(self, strategy: Strategy, shape: Hashable = None) -> Target | None:
         """Return the target with the weights that a strategy drafts with, made once; None: with none.

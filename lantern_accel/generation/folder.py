@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 RUN, JOURNAL, SUMMARY = "run.json", "journal.jsonl", "summary.json"
 LOCK = ".lantern.lock"
 #: A row with its PNG, and what its line of the journal says of it; or, without a PNG, its ``error``.
-Painted = tuple[Item, bytes, dict[str, Any]]
+MadeItem = tuple[Item, bytes, dict[str, Any]]
 #: Images that are written together, at least: what is generated again where the process is killed.
 CHUNK = 8
 
@@ -96,9 +96,9 @@ class FolderImages:
             "slots": self.size,
         }
 
-    def generate(self, items: Sequence[Item]) -> list[Painted]:
+    def generate(self, items: Sequence[Item]) -> list[MadeItem]:
         """Generate items; a prompt that the model cannot take comes back with its error."""
-        found: list[Painted] = []
+        found: list[MadeItem] = []
         request, shapes = self.request, dict[Hashable, list[FolderImage]]()
         with inference(self.pipeline.backend):
             for item in items:
@@ -122,9 +122,9 @@ class FolderImages:
                 found += self._group(group)
         return found
 
-    def _group(self, left: list[FolderImage]) -> list[Painted]:
+    def _group(self, left: list[FolderImage]) -> list[MadeItem]:
         """Generate images of one shape; pixels are made on the host where they must not differ."""
-        found: list[Painted] = []
+        found: list[MadeItem] = []
         runtime, request, host = self.pipeline.runtime, self.request, self._host
         captured = self.pipeline.backend.support("capture")  # at the usual size
         size = self.size if captured else min(self.size, len(left))
@@ -152,7 +152,7 @@ class FolderImages:
         return found
 
 
-def _encode(done: Done[FolderImage], weights: float) -> Painted:
+def _encode(done: Done[FolderImage], weights: float) -> MadeItem:
     """Return a complete image as PNG, with what the journal says of it.
 
     ``weights``: the total variation per token that quantized weights cost.
@@ -283,7 +283,7 @@ class RunFolder:
                 part.unlink()
         self.journal.begin(**facts)
 
-    def keep(self, made: Sequence[Painted], seconds: float, joules: float | None) -> None:
+    def keep(self, made: Sequence[MadeItem], seconds: float, joules: float | None) -> None:
         """Write images, then their lines, and count them; ``joules``: None without a meter."""
         self.seconds += seconds
         known = joules is not None and self.joules is not None
@@ -304,8 +304,8 @@ class RunFolder:
     def summarise(self, simulated: bool) -> dict[str, object]:
         """Write and return the summary: images and throughput; a device in software has no speed."""
         one, speed = self.counts, bool(self.seconds) and not simulated
-        drawn, tokens, steps = one["images"], one["tokens"], one["steps"]
-        joules = self.joules if drawn else None
+        images, tokens, steps = one["images"], one["tokens"], one["steps"]
+        joules = self.joules if images else None
         summary = {
             "schema_version": SCHEMA,
             "images": len(self.journal.finished),
@@ -315,11 +315,11 @@ class RunFolder:
                 **one,
                 "seconds": time.time() - self._began,
                 "seconds_of_images": self.seconds,
-                "images_per_second": drawn / self.seconds if speed else None,
-                "tokens_per_step": (tokens - drawn) / steps if steps else None,
+                "images_per_second": images / self.seconds if speed else None,
+                "tokens_per_step": (tokens - images) / steps if steps else None,
                 "total_variation_per_token": self.moved / tokens if tokens else None,
                 "joules": joules,
-                "joules_per_image": joules / drawn if joules and drawn else None,
+                "joules_per_image": joules / images if joules and images else None,
                 "simulated": simulated,
             },
         }

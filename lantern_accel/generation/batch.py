@@ -20,7 +20,7 @@ from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.backend import Stopwatch
 from lantern_accel.device.context import inferring
-from lantern_accel.errors import DoesNotFitError, RequestError
+from lantern_accel.errors import DoesNotFitError, NotFiniteError, RequestError
 from lantern_accel.families.base import Conditions, Rows, Size
 from lantern_accel.generation.decision import BatchPlan, Decision
 from lantern_accel.generation.engines import CapturedEngine, explain_errors
@@ -330,9 +330,9 @@ class Batch(Generic[J]):
             for one in open_:
                 one.drafts += progress.block.steps * (progress.block.length - 1)
         if failed and not self.joins:  # a row that fills the batch is the last image again
-            row = min(failed)
-            image = self._rows[min(row, len(self._rows) - 1)]
-            return [Failure((image,), engine.not_finite(row, failed[row]))]
+            row = min(min(failed), len(self._rows) - 1)
+            image, error = self._rows[row], engine.not_finite(row, failed[min(failed)])
+            return [Failure((image,), NotFiniteError(row, error.step, error.dtype, image.index))]
         if not self.joins and self.known == self.tokens:
             engine.finish()
             return [self._complete(list(self._rows))]

@@ -30,7 +30,6 @@ from lantern_accel.errors import (
     LanternError,
     LanternWarning,
     NotCapturableError,
-    NotFiniteError,
     StrategyError,
 )
 from lantern_accel.families.base import Model, Rows
@@ -350,13 +349,3 @@ def explain_errors(backend: Backend, images: list[Image] | None = None) -> Itera
         if known is None or known is error:
             raise
         raise known from error
-
-
-@contextmanager
-def of_image(chunk: Sequence[int]) -> Iterator[None]:
-    """Let an error about a row of a batch name the request's image, counted from 0."""
-    try:
-        yield
-    except NotFiniteError as error:
-        row = min(error.row, len(chunk) - 1)
-        raise NotFiniteError(row, error.step, error.dtype, chunk[row]) from None

@@ -27,7 +27,7 @@ from lantern_accel.files import check_target
 from lantern_accel.generation.batch import Batch, Phases, fill_rows
 from lantern_accel.generation.calibrate import calibrate
 from lantern_accel.generation.decision import BatchPlan, Decision
-from lantern_accel.generation.engines import CapturedEngine, explain_errors, of_image
+from lantern_accel.generation.engines import CapturedEngine, explain_errors
 from lantern_accel.generation.notebook import notebook_bar
 from lantern_accel.generation.request import (
     GenerationRequest,
@@ -377,8 +377,7 @@ class Pipeline:
                 before_it, whole = len(images) * tokens, len(wanted) * tokens
                 report = partial(_report, batch, file, on_progress, before_it, whole)
                 try:
-                    with of_image(chunk):
-                        done = batch.run(report if watched else None)
+                    done = batch.run(report if watched else None)
                     report()
                     if on_images is not None:
                         on_images(len(images), done.rendered)

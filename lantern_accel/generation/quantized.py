@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -131,11 +132,9 @@ def read_loss(
     model: Model, backend: Backend, dtype: torch.dtype, how: Rounding
 ) -> QuantizationLoss | None:
     """Return what is kept of a model's quality loss, perhaps of some of its images only."""
-    stored = read_record(_path(model, backend, dtype, how))
-    try:
-        return None if stored is None else QuantizationLoss.model_validate(stored)
-    except ValidationError:
-        return None
+    with suppress(ValidationError):
+        return QuantizationLoss.model_validate(read_record(_path(model, backend, dtype, how)))
+    return None
 
 
 def _path(model: Model, backend: Backend, dtype: torch.dtype, how: Rounding) -> Path:

@@ -16,25 +16,21 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from filelock import FileLock, Timeout
 
-from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.device.context import inference
 from lantern_accel.errors import LanternWarning, NotFiniteError, RequestError, noted, shown
 from lantern_accel.families.base import Conditions
 from lantern_accel.files import check_name, write_json, write_whole
-from lantern_accel.generation.batch import Done, Failure, image_maker, joined_batch
+from lantern_accel.generation.batch import Done, Failure, MakeImages, image_maker, joined_batch
 from lantern_accel.generation.journal import SCHEMA, Journal, asked_of
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.generation.request import ImageJob
-from lantern_accel.generation.result import loss_of, pictures, png_bytes, tokens_sha256
+from lantern_accel.generation.result import loss_of, png_bytes, tokens_sha256
 from lantern_accel.generation.settings import read_settings
 from lantern_accel.prompts import Item, read_items
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 RUN, JOURNAL, SUMMARY = "run.json", "journal.jsonl", "summary.json"
 LOCK = ".lantern.lock"
@@ -125,16 +121,11 @@ class FolderImages:
     def _group(self, left: list[FolderImage]) -> list[MadeItem]:
         """Generate images of one shape; pixels are made on the host where they must not differ."""
         found: list[MadeItem] = []
-        runtime, request, host = self.pipeline.runtime, self.request, self._host
+        runtime, request = self.pipeline.runtime, self.request
         captured = self.pipeline.backend.support("capture")  # at the usual size
         size = self.size if captured else min(self.size, len(left))
         first, rounding = left[0].conditions, loss_of(self.pipeline.model.rounding)
-
-        def on_host(decoded: Decoded, images: Sequence[FolderImage]) -> list[Image]:
-            assert host is not None
-            return pictures(runtime.pixels(decoded.tokens, first.shape, host))
-
-        make_images = image_maker(runtime, first.shape) if host is None else on_host
+        make_images: MakeImages[FolderImage] = image_maker(runtime, first.shape, self._host)
         _, batch = joined_batch(
             runtime, request.strategy, request.sampling, first, size, size, make_images=make_images
         )

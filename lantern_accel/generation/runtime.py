@@ -158,7 +158,11 @@ class Runtime:
         return self.rows(picked, request.sampling, request.negative_prompt, request.size)
 
     def decode_images(
-        self, tokens: Tensor, shape: Hashable, jobs: Sequence[ImageJob]
+        self,
+        tokens: Tensor,
+        shape: Hashable,
+        jobs: Sequence[ImageJob],
+        on_host: Model | None = None,
     ) -> list[Image]:
         """Decode the first images of a batch, ``tokens`` ``[b, N]``; seeds decide what is left open.
 
@@ -170,7 +174,7 @@ class Runtime:
         if made is not None:
             return made
         # All rows, for another number of images would be compiled again.
-        return pictures(self.pixels(tokens, shape)[:count])
+        return pictures(self.pixels(tokens, shape, on_host)[:count])
 
     def images_of(
         self,

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-    from pydantic_core import ErrorDetails
+from typing import Any, ClassVar
 
 #: What the commands exit with, and what each code says; docs/troubleshooting.md has this table.
 EXIT_CODES = {
@@ -64,7 +60,7 @@ class DeviceLostError(BackendError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
-        self.images: list[Image] = []
+        self.images: list[Any] = []
 
 
 class NotCapturableError(BackendError):
@@ -146,11 +142,6 @@ def noted() -> Iterator[list[str]]:
         found += dict.fromkeys(str(one.message) for one in caught)
 
 
-def reason_of(error: Exception) -> str:
-    """Return why a file cannot be read or written, without its name."""
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
-
-
 def shown(value: object, most: int = 80) -> str:
     """Return a value for a message: short, and never an error of its own.
 
@@ -189,22 +180,22 @@ _BOUNDS = {
     "less_than": "must be below {}",
 }
 
-
 #: What a value should be, by the first word of pydantic's names of what cannot be read.
 _TAKES = {"int": "an integer", "float": "a number", "bool": "true or false"}
 #: What is said of a name, by pydantic's names of what is wrong with it.
 _NAMES = {"missing": " is missing", "extra": " is not a known field"}
 
 
-def what_is_wrong(first: ErrorDetails, value: str | None = None) -> str:
+def what_is_wrong(first: Mapping[str, object], value: str | None = None) -> str:
     """Say what is wrong, behind a field's name, from a pydantic error; ``value``: how it is shown."""
-    kind, context, word = first["type"], first.get("ctx"), first["type"].partition("_")[0]
+    kind, message, context = str(first["type"]), str(first["msg"]), first.get("ctx")
+    word = kind.partition("_")[0]
     if kind == "value_error":
-        return f": {first['msg'].removeprefix('Value error, ')}"
+        return f": {message.removeprefix('Value error, ')}"
     if word in _NAMES:
         return _NAMES[word]
-    text = first["msg"].replace("Input should", "must", 1)
-    if kind in _BOUNDS and context:
+    text = message.replace("Input should", "must", 1)
+    if kind in _BOUNDS and isinstance(context, Mapping):
         text = _BOUNDS[kind].format(plain(next(iter(context.values()))))
     elif word in _TAKES:
         text = f"takes {_TAKES[word]}"

@@ -28,7 +28,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import platformdirs
 
-from lantern_accel.errors import DiskFullError, LanternWarning, RequestError, reason_of, shown
+from lantern_accel.errors import DiskFullError, LanternWarning, RequestError, shown
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -92,7 +92,7 @@ def _try_folder(given: str | None, home: str | None, caches: str | None) -> Path
             return "there is no home folder"
         return _usable(path)
     except (OSError, RuntimeError) as error:
-        return reason_of(error)
+        return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 @functools.cache
@@ -221,8 +221,9 @@ def check_target(path: Path) -> None:
             raise DiskFullError(
                 f"{path} cannot be written ({error.strerror}); free some space or choose another disk"
             ) from None
+        reason = error.strerror if isinstance(error, OSError) else str(error)
         raise RequestError(
-            f"{str(path)[:100]!r} cannot be written ({reason_of(error)}); choose another file"
+            f"{str(path)[:100]!r} cannot be written ({reason}); choose another file"
         ) from None
 
 
@@ -328,8 +329,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, must: bool = Fal
 
     whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
     with contextlib.nullcontext() if must else contextlib.suppress(OSError):
-        stored = save(whole, {CHECKSUM: checksum(whole)})
-        write_whole(path, stored)
+        write_whole(path, save(whole, {CHECKSUM: checksum(whole)}))
 
 
 def _digest(record: Mapping[str, object]) -> str:

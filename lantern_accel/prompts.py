@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lantern_accel.bounds import SEEDS
-from lantern_accel.errors import RequestError, reason_of, shown
+from lantern_accel.errors import RequestError, shown
 from lantern_accel.files import check_name, is_regular, read_json_file, read_lines, read_text_file
 
 #: Keys of a row that hold its prompt, name and seed; the first that is there counts.
@@ -91,7 +91,8 @@ def _rows(path: Path) -> Iterator[Mapping[str, object]]:
             if line:
                 yield _object(line, number, path) if jsonl else {"prompt": line}
     except (OSError, ValueError, csv.Error) as error:
-        raise RequestError(f"the prompts in {path} cannot be read ({reason_of(error)})") from None
+        why = (error.strerror if isinstance(error, OSError) else None) or error
+        raise RequestError(f"the prompts in {path} cannot be read ({why})") from None
 
 
 def _table(path: Path) -> Iterator[Mapping[str, object]]:

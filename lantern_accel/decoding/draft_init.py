@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.geometry import Geometry
-from lantern_accel.decoding.target import Target, above_of, row_of
+from lantern_accel.decoding.target import Target
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.strategy.sources import Fresh
 
@@ -19,9 +19,9 @@ GIVEN: Literal["given"] = "given"
 
 def row_width(target: Target) -> int:
     """Return the most tokens from a position to the one below it."""
-    above = above_of(target.config) or ()
+    above = target.config.above or ()
     gaps = [n - up for n, up in enumerate(above) if up >= 0]
-    return max(gaps, default=row_of(target.config))
+    return max(gaps, default=target.config.row_tokens)
 
 
 class DraftInitializer:
@@ -39,7 +39,7 @@ class DraftInitializer:
         #: Whether a draft depends on the position one row above.
         self.reads = kind == "above"
         self.ahead = torch.arange(1, g.depth + 1, dtype=index, device=device)
-        above = above_of(target.config)
+        above = target.config.above
         self.up = None if above is None else torch.tensor(above, dtype=index, device=device)
         if self.reads:
             up = np.arange(g.tokens) - self.width if above is None else np.array(above)

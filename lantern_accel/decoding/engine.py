@@ -139,8 +139,8 @@ class Engine:
         found |= {f"finite.{name}": value for name, value in self.finite.buffers.items()}
         found |= {f"source.{name}": t for name, t in self.source.buffers.items() if t.numel()}
         for owner, cache in self.session.caches.items():
-            for side in ("keys", "values"):
-                for layer, buffer in enumerate(getattr(cache, side)):
+            for side, buffers in (("keys", cache.keys), ("values", cache.values)):
+                for layer, buffer in enumerate(buffers):
                     found[f"{owner}.{side}.{layer}"] = buffer
         return found
 

@@ -91,8 +91,7 @@ class Session:
 
     def _cache(self, sizes: CacheSizes, slots: int, dtype: torch.dtype, rewritten: bool) -> KVCache:
         """Allocate the cache of a target or a drafter."""
-        heads = getattr(sizes, "kv_heads", sizes.n_head)  # fewer where query heads share them
-        made = sizes.n_layer, self.geometry.rows, slots, heads, sizes.head_dim, dtype
+        made = sizes.n_layer, self.geometry.rows, slots, sizes.kv_heads, sizes.head_dim, dtype
         return self.ops.allocate(replace(self.ops.kv_layout(*made), rewritten=rewritten))
 
     def watch(self) -> None:
@@ -149,17 +148,19 @@ class Session:
         """
         state = self.state
         drawn = "keys" if self.geometry.keyed else "uniforms"
-        given = {"condition": condition, "prefix_mask": prefix_mask, drawn: randomness}
-        for name, value in given.items():
-            if value.shape != getattr(state, name).shape:
-                raise RequestError(
-                    f"{name} has shape {list(value.shape)}, this engine takes "
-                    f"{list(getattr(state, name).shape)}"
-                )
+        given = (
+            ("condition", condition, state.condition),
+            ("prefix_mask", prefix_mask, state.prefix_mask),
+            (drawn, randomness, state.keys if self.geometry.keyed else state.uniforms),
+        )
+        for name, value, buffer in given:
+            if value.shape != buffer.shape:
+                takes = f"this engine takes {list(buffer.shape)}"
+                raise RequestError(f"{name} has shape {list(value.shape)}, {takes}")
         self.progress.clear()
         state.reset()
-        for name, value in given.items():
-            getattr(state, name).copy_(value)
+        for _, value, buffer in given:
+            buffer.copy_(value)
         if self.geometry.own_prompts:
             state.start.copy_(prefix_mask.sum(dim=1))
 

@@ -14,9 +14,7 @@ from lantern_accel.device.capture import own_step
 from lantern_accel.device.plan import (
     Buffers,
     DrafterModel,
-    DraftStack,
     FusedStep,
-    Stack,
     StepPlan,
     StepSizes,
     TargetModel,
@@ -123,8 +121,7 @@ class Step:
         """Describe target and drafter; None where one is more than a stack of plain blocks, or none."""
         v, guidance, g = self.verifying, self.verifying.guidance, self.geometry
         drafter, cache = self.drafter, self.session.drafter_cache
-        stack: Stack | None = getattr(v.target, "stack", None)
-        drafts: DraftStack | None = getattr(drafter, "stack", None)
+        stack, drafts = v.target.stack, None if drafter is None else drafter.stack
         target = drafted = None
         if stack is not None:
             allowed = guidance.allowed

@@ -6,7 +6,6 @@ branches), ``T`` positions, ``D`` the target's width, ``V`` codes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from lantern_accel.decoding.rows import Allowed, HasRotary
 from lantern_accel.device.kv_cache import Pass
+from lantern_accel.device.plan import DraftStack, Stack
 
 
 class CacheSizes(Protocol):
@@ -22,7 +22,7 @@ class CacheSizes(Protocol):
     @property
     def n_layer(self) -> int: ...
     @property
-    def n_head(self) -> int: ...
+    def kv_heads(self) -> int: ...
     @property
     def head_dim(self) -> int: ...
 
@@ -36,6 +36,13 @@ class TargetSizes(CacheSizes, Protocol):
     def vocab_size(self) -> int: ...
     @property
     def num_tokens(self) -> int: ...
+    @property
+    def row_tokens(self) -> int: ...
+    @property
+    def above(self) -> Sequence[int] | None:
+        """The token above each of several grids, -1 where there is none; None for one grid."""
+        ...
+
     @property
     def prefix_length(self) -> int: ...
 
@@ -52,6 +59,16 @@ class Target(HasRotary, Protocol):
 
     @property
     def config(self) -> TargetSizes: ...
+
+    @property
+    def draft_head(self) -> object:
+        """The :class:`~lantern_accel.nn.draft_head.DraftHead`; None where the model has none."""
+        ...
+
+    @property
+    def stack(self) -> Stack | None:
+        """The whole model as a fused step takes it; None where it has other parts."""
+        ...
 
     @property
     def own_prompts(self) -> bool:
@@ -104,6 +121,9 @@ class Drafter(HasRotary, Protocol):
     def config(self) -> DrafterSizes: ...
 
     @property
+    def stack(self) -> DraftStack | None: ...
+
+    @property
     def taps(self) -> tuple[int, ...]:
         """Blocks of the target, counted from 1, whose states it reads next to the features."""
         ...
@@ -115,21 +135,3 @@ class Drafter(HasRotary, Protocol):
     def forward_prefix(self, condition: Tensor, features: Tensor, at: Pass) -> Tensor:
         """Run the prompt with the target's features ``[R, p, D]``."""
         ...
-
-
-def row_of(config: TargetSizes) -> int:
-    """Return how many tokens lie between a position and the one below it.
-
-    ``config.row_tokens`` says so; a family without it has square images, or drafts from the left.
-    """
-    side = math.isqrt(config.num_tokens)
-    return int(getattr(config, "row_tokens", side if side * side == config.num_tokens else 1))
-
-
-def above_of(config: TargetSizes) -> Sequence[int] | None:
-    """Return the token above each, -1 where there is none; None where all rows are as wide.
-
-    ``config.above`` says so, of images whose tokens are several grids one after the other.
-    """
-    above: Sequence[int] | None = getattr(config, "above", None)
-    return above

@@ -52,6 +52,11 @@ class Manifest(Frozen):
         return self
 
     @property
+    def conditioning(self) -> Literal["class", "text"]:
+        """What an image is conditioned on."""
+        return "text"
+
+    @property
     def token_pixels(self) -> int:
         """Pixels along the side of a token."""
         return int(self.vq.downsample)

@@ -130,7 +130,7 @@ def fill_random(
         pack(part.eval(), ops, how if name == "target" else None)
     target = parts["target"]
     with torch.inference_mode(False):
-        head = empty_head(manifest)
+        head = empty_head(manifest.draft_head)
     if head is not None:
         for key, weight in list(head.named_parameters()):
             made = draw(f"draft_head.{key}", weight.shape).float()

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lantern_accel.decoding.rows import Allowed
+from lantern_accel.device.plan import Stack
 from lantern_accel.nn.decoder import Decoder
+from lantern_accel.nn.draft_head import DraftHead
 from lantern_accel.nn.rotary import RotaryNetwork
 from lantern_accel.nn.transformer import Pass, Projection, RMSNorm
 
@@ -26,6 +28,8 @@ class TrunkTarget(RotaryNetwork):
     own_prompts = False
     #: Ids behind the codes that filters count and that are never sampled.
     undrawn: int = 0
+    #: None where the model has none.
+    draft_head: DraftHead | None
     tok_embeddings: Any
     decoder: Decoder
     layers: nn.ModuleList
@@ -34,9 +38,15 @@ class TrunkTarget(RotaryNetwork):
 
     def make_layers(self) -> None:
         """Make the blocks, as the configuration describes them, and the final norm."""
+        self.draft_head = None
         self.decoder = self.config.decoder
         self.layers = self.decoder.blocks()
         self.norm = RMSNorm(self.decoder.dim, self.decoder.eps)
+
+    @property
+    def stack(self) -> Stack | None:
+        """The whole model as a fused step takes it; None where it has other parts."""
+        return None
 
     @property
     def weight(self) -> Tensor:

@@ -27,10 +27,10 @@ def built_in_prompts(
 
     Raises RequestError where the model takes none of them.
     """
-    target = pipeline.model.manifest.target
-    if getattr(target, "conditioning", "text") == "class":
+    manifest = pipeline.model.manifest
+    if manifest.conditioning == "class":
         first = 0 if half == "reporting" else 1
-        return sorted({(2 * i + first) * target.num_classes // 64 for i in range(32)})
+        return sorted({(2 * i + first) * manifest.target.num_classes // 64 for i in range(32)})
     sample = TUNING if half == "tuning" else REPORTING
     known: list[Prompt] = [prompt for prompt in sample if _takes(pipeline, prompt)]
     if not known:  # a model with words of its own

@@ -13,7 +13,6 @@ from torch.nn.utils.rnn import pad_sequence
 from lantern_accel._version import __version__
 from lantern_accel.bounds import SEEDS
 from lantern_accel.decoding.decoded import Decoded
-from lantern_accel.decoding.target import above_of, row_of
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.context import inferring
 from lantern_accel.errors import RequestError
@@ -214,9 +213,9 @@ class Runtime:
         first row is finished, and where an image is not one grid of rows.
         """
         target, _ = self.model.family.target_for_shape(self.model, shape)
-        if above_of(target.config) is not None:
+        if target.config.above is not None:
             return None, 0
-        total, row = int(target.config.num_tokens), row_of(target.config)
+        total, row = target.config.num_tokens, target.config.row_tokens
         rows = len(tokens) // row
         if not rows:
             return None, 0

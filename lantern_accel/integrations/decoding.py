@@ -38,7 +38,7 @@ from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.integrations.adapter import Adapter
 from lantern_accel.integrations.watch import Watch
 from lantern_accel.models.bundle import named_head, read_head
-from lantern_accel.nn.transformer import pack
+from lantern_accel.nn.transformer import Projection, pack
 from lantern_accel.records import format_bytes
 from lantern_accel.strategy.rules import validated
 from lantern_accel.strategy.sampling import named_once
@@ -149,7 +149,7 @@ def shared_pipeline(
     theirs = {t.untyped_storage().data_ptr() for t in weights.module.parameters()}
     shared = beside = 0
     for one in (target, *([] if vq is None else [vq])):
-        packed = (getattr(m, "packed", None) for m in one.modules())
+        packed = (m.packed for m in one.modules() if isinstance(m, Projection))
         held = [*one.parameters(), *one.buffers(), *(t for t in packed if isinstance(t, Tensor))]
         for tensor in {id(t): t for t in held}.values():
             nbytes = tensor.numel() * tensor.element_size()

@@ -22,7 +22,7 @@ from lantern_accel.errors import ModelError, RequestError
 #: Modules and hooks of these packages compute what our decoder does.
 _KNOWN = ("transformers.", "torch.nn.modules.")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
+_GLOBAL_HOOKS = (torch_modules._global_forward_hooks, torch_modules._global_forward_pre_hooks)
 _INTS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -66,7 +66,7 @@ class Watch:
 
     def _form(self) -> list[object]:
         """Return what is compared without reading a weight."""
-        found: list[object] = [len(getattr(torch_modules, name)) for name in _GLOBAL_HOOKS]
+        found: list[object] = [len(hooks) for hooks in _GLOBAL_HOOKS]
         for path, one in self.modules():
             own = vars(one)
             found += [path, type(one), "forward" in own, "_hf_hook" in own, _find_replaced(one)]
@@ -89,8 +89,8 @@ class Watch:
 
     def check(self) -> None:
         """Raise :class:`ModelError` for a module that computes something else than our decoder does."""
-        for name in _GLOBAL_HOOKS:
-            for hook in getattr(torch_modules, name).values():
+        for hooks in _GLOBAL_HOOKS:
+            for hook in hooks.values():
                 raise _other("every module", f"has the global hook {_hook_name(hook)}", _HOOK)
         expected = self._expected()
         for path, one in self.modules():
@@ -102,7 +102,7 @@ class Watch:
                 )
             kind = type(one)
             known = f"{kind.__module__}.".startswith(_KNOWN)
-            forward = getattr(kind.forward, "__module__", "")
+            forward = _module_of(kind.forward)
             made = None if expected is None else expected.pop(path, None)
             if not known or (expected is not None and type(made) is not kind):
                 adapter = kind.__module__.startswith("peft.")
@@ -120,7 +120,7 @@ class Watch:
                         "put the same value in both",
                     )
             for hook in (hook for name in _HOOKS for hook in own[name].values()):
-                if not getattr(hook, "__module__", "").startswith("transformers."):
+                if not _module_of(hook).startswith("transformers."):
                     raise _other(where, f"has the hook {_hook_name(hook)}", _HOOK)
         for path in expected or ():
             raise _other(path, "is absent", "put it back")
@@ -157,8 +157,12 @@ def _find_replaced(module: nn.Module) -> list[str]:
         for name, value in vars(module).items()
         if name.startswith(("prepare_", "get_"))
         and callable(value)
-        and getattr(getattr(kind, name, None), "__module__", "").startswith("transformers.models.")
+        and _module_of(getattr(kind, name, None)).startswith("transformers.models.")
     ]
+
+
+def _module_of(thing: object) -> str:
+    return getattr(thing, "__module__", "")
 
 
 def _hook_name(hook: object) -> str:

@@ -127,7 +127,7 @@ def weight_bytes(manifest: Manifest, dtype: torch.dtype) -> dict[str, int]:
         if getattr(manifest, part) is not None:
             to = torch.float32 if part == "vq" else dtype
             out[part] = module_bytes(_build(kind, manifest, part, to), to)
-    if (head := empty_head(manifest)) is not None:
+    if (head := empty_head(manifest.draft_head)) is not None:
         out["draft_head"] = module_bytes(head, torch.float32)
     return out
 
@@ -174,7 +174,7 @@ def measure(
     small = manifest.model_copy(update=parts)
     drafts = strategy.needs_drafter
     target: Any = _build(kind, small, "target", dtype)
-    target.draft_head = empty_head(small)
+    target.draft_head = empty_head(small.draft_head)
     drafter = _build(kind, small, "drafter", dtype) if drafts else None
     vq = _build(kind, small, "vq", torch.float32)
     model = Model(small, target, drafter, vq, None, "", kind)

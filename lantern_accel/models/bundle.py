@@ -132,7 +132,7 @@ def open_part(
     """Return a part without its data, its checkpoint, and where each of its tensors lies there."""
     kind, checkpoint = family(found.manifest.family), open_checkpoint(found.files[part])
     if part == HEAD:
-        head = empty_head(found.manifest)
+        head = empty_head(found.manifest.draft_head)
         assert head is not None  # its file is looked for only where the manifest has its sizes
         return head, checkpoint, recipes_of(renamed(checkpoint, ()))
     with without_data():
@@ -145,7 +145,7 @@ def read_head(manifest: Manifest, path: Path, device: torch.device, trunk: str) 
 
     Raises :class:`CheckpointError` for a head of other weights.
     """
-    head = empty_head(manifest)
+    head = empty_head(manifest.draft_head)
     assert head is not None  # its file is looked for only where the manifest has its sizes
     said = open_checkpoint(path).info.get(HEAD)
     if said is not None and HeadFile.model_validate_json(str(said)).trunk != trunk:

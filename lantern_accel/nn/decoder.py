@@ -42,19 +42,18 @@ class Decoder:
     input_norm: bool = True
 
     @classmethod
-    def of(cls, sizes: Any, **special: Any) -> Decoder:
+    def of(cls, sizes: Any, hidden: int = 0, **special: Any) -> Decoder:
         """Return the trunk of a network; ``special``: what tells it from a plain one.
 
-        ``sizes``: the configuration, with ``head_dim``, ``ffn_dim`` (or ``hidden_dim``, made of it)
-        and, where heads share keys and values, ``kv_heads``.
+        ``sizes``: the configuration; ``hidden``: numbers between the two matrices, 0: its ``ffn_dim``.
         """
         return cls(
             dim=sizes.dim,
             layers=sizes.n_layer,
             heads=sizes.n_head,
-            kv_heads=getattr(sizes, "kv_heads", sizes.n_head),
+            kv_heads=sizes.kv_heads,
             head_dim=sizes.head_dim,
-            hidden=getattr(sizes, "hidden_dim", sizes.ffn_dim),
+            hidden=hidden or sizes.ffn_dim,
             eps=sizes.norm_eps,
             **special,
         )

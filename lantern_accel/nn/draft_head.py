@@ -170,9 +170,8 @@ class DraftHead(nn.Module):
         return F.linear(out, self.head.float(), self.bias.float())
 
 
-def empty_head(manifest: object) -> DraftHead | None:
-    """Return the draft head of a model with this manifest, without data, or None where it has none."""
-    config: DraftHeadConfig | None = getattr(manifest, "draft_head", None)
+def empty_head(config: DraftHeadConfig | None) -> DraftHead | None:
+    """Return a draft head of these sizes without data; None where a model has none."""
     if config is None:
         return None
     with torch.device("meta"):

@@ -14,6 +14,7 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from lantern_accel.device.plan import DraftStack
 from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.rotary import RotaryNetwork
 from lantern_accel.nn.sizes import Sizes
@@ -58,8 +59,8 @@ class EagleSizes(Sizes):
 
     def misfit(self, target: Any) -> str | None:
         """Say in which sizes a drafter is not of a target of this configuration; None: in none."""
-        fitting = self.fitting(target)
-        pairs = ((name, getattr(self, name), getattr(fitting, name)) for name in self.same)
+        own, fitting = (one.model_dump() for one in (self, self.fitting(target)))
+        pairs = ((name, own[name], fitting[name]) for name in self.same)
         wrong = [f"its {name} is {a} and the model's {b}" for name, a, b in pairs if a != b]
         if max(self.taps, default=0) > target.n_layer:
             wrong.append(f"it reads block {max(self.taps)} of the model's {target.n_layer}")
@@ -88,6 +89,11 @@ class EagleDrafter(RotaryNetwork, ABC):
         self.fc = Projection(2 * c.dim, c.dim, bias=c.bias)
         self.decoder: Decoder = c.decoder
         self.layers = self.decoder.blocks()
+
+    @property
+    def stack(self) -> DraftStack | None:
+        """The whole drafter as a fused step takes it; None where it has other parts."""
+        return None
 
     @property
     def taps(self) -> tuple[int, ...]:

@@ -116,7 +116,7 @@ class RotaryNetwork(nn.Module):
 
     def resized(self: NetworkT, **sizes: int) -> NetworkT:
         """Return this network for another prompt length or image size; weights are shared."""
-        if all(getattr(self.config, name) == value for name, value in sizes.items()):
+        if self.config.model_dump(include=set(sizes)) == sizes:
             return self
         view = copy.copy(self)
         view._buffers = dict(self._buffers)

@@ -106,6 +106,10 @@ class SquareSizes(Sizes):
         """Tokens from one position to the one below it."""
         return self.grid
 
+    @property
+    def above(self) -> None:
+        """None: rows of one grid."""
+
 
 class GridSizes(SquareSizes):
     """Sizes of a network whose image tokens turn by row and column, as LlamaGen's do."""
@@ -114,6 +118,10 @@ class GridSizes(SquareSizes):
     n_head: int = Field(ge=1)
     rope_base: float = 10000.0
     prefix_rotary: PrefixRotary = Field("zero", description="LlamaGen: zero, prompt scores are 0")
+
+    @property
+    def kv_heads(self) -> int:
+        return self.n_head
 
     @model_validator(mode="after")
     def _heads_turn(self) -> GridSizes:

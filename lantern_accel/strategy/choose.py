@@ -114,11 +114,11 @@ def choose_strategy(defaults: ModelDefaults, strategy: str | Strategy, **changes
     Raises :class:`StrategyError` for a name or value that cannot be, and for a change that the name
     does not allow.
     """
-    if isinstance(changes.get("drafts"), str):
-        changes["drafts"] = _read("drafts", parse_drafts, changes["drafts"])
-    own = getattr(changes.get("drafts"), "kind", None)
-    if strategy == AUTO and own in named_sources():  # one that is a strategy by itself
-        strategy = own
+    drafts = changes.get("drafts")
+    if isinstance(drafts, str):
+        drafts = changes["drafts"] = _read("drafts", parse_drafts, drafts)
+    if strategy == AUTO and isinstance(drafts, DraftSource) and drafts.kind in named_sources():
+        strategy = drafts.kind  # one that is a strategy by itself
     accept = changes.pop("accept", None)
     relaxed = changes.pop("relaxed", None)
     if strategy == AUTO:

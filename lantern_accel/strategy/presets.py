@@ -39,10 +39,9 @@ class Preset(Frozen):
 
     def suits(self, manifest: Any) -> bool:
         """Return whether these settings are for a model."""
-        kind = getattr(manifest.target, "conditioning", None)
         return (
             manifest.family == self.family
-            and self.conditioning in (None, kind)
+            and self.conditioning in (None, manifest.conditioning)
             and self.variant in (None, manifest.variant)
             and any(fnmatch.fnmatch(manifest.name, pattern) for pattern in self.models)
         )

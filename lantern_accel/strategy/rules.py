@@ -167,7 +167,8 @@ class AcceptanceRule(Registered):
 
     def runtime_values(self) -> list[float]:
         """Return the values of :attr:`runtime_params`."""
-        return [float(getattr(self, name)) for name in self.runtime_params]
+        values = dict(self)
+        return [float(values[name]) for name in self.runtime_params]
 
     @property
     def bucket(self) -> tuple[object, ...]:

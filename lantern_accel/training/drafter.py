@@ -98,6 +98,9 @@ class Teacher(Protocol):
     @property
     def output(self) -> Projection: ...
 
+    @property
+    def head_layers(self) -> tuple[Projection, ...]: ...
+
     def head(self, features: Tensor) -> Tensor: ...
 
     def allowed(self) -> Allowed | None: ...
@@ -119,7 +122,7 @@ class FrozenHead(nn.Module):
 
     def __init__(self, gpt: Teacher, codes: Tensor | None) -> None:
         super().__init__()
-        *first, last = getattr(gpt, "head_layers", (gpt.output,))
+        *first, last = gpt.head_layers
         self.first = nn.ModuleList(_frozen(layer, gpt) for layer in first)
         weight: Tensor
         bias: Tensor | None = None

@@ -63,10 +63,10 @@ def chosen_prompts(
 
     Raises :class:`DataError` where there are none.
     """
-    target = pipeline.model.manifest.target
-    if getattr(target, "conditioning", "text") == "class":
+    manifest = pipeline.model.manifest
+    if manifest.conditioning == "class":
         rng = random.Random(seed)
-        return [rng.randrange(target.num_classes) for _ in range(samples)]
+        return [rng.randrange(manifest.target.num_classes) for _ in range(samples)]
     if not prompts:
         raise DataError(
             "there is nothing to train on: name a folder of captioned images (--images), or a "

@@ -92,7 +92,7 @@ class CopyDrafts(InvariantWindow[SelfDrafts]):
             )
         own = one_token()
         if window:
-            guessed = getattr(session.verifying.target, "draft_head", None) is not None
+            guessed = session.verifying.target.draft_head is not None
             own = Window(length=window, fresh="head" if guessed else "above")
         one = strategy.model_copy(update={"drafts": own})
         made_by = HeadWindow.chosen(one, session.greedy)

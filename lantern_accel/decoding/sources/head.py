@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +19,6 @@ from lantern_accel.decoding.drafts import DraftContext, Sizing, Source, register
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.maximal_coupling import Coupled
 from lantern_accel.decoding.sources.window import InvariantWindow, MaximalWindow, WindowState
-from lantern_accel.decoding.target import row_of
 from lantern_accel.device import plan
 from lantern_accel.errors import StrategyError
 from lantern_accel.nn.draft_head import DraftHead, weights_of
@@ -34,8 +32,9 @@ class HeadWindow(InvariantWindow[Window]):
 
     def __init__(self, given: DraftContext[Window]) -> None:
         super().__init__(given)
-        target: Any = given.verifying.target
-        row, tokens = row_of(target.config), self.geometry.tokens
+        target = given.verifying.target
+        assert isinstance(target.draft_head, DraftHead)  # or no geometry would have been made
+        row, tokens = target.config.row_tokens, self.geometry.tokens
         self.head: DraftHead = target.draft_head.fitted(row, tokens)
         self.fused: Callable[[], bool] | None = None
         """The guesses that no pass has seen, as the device makes them at once."""
@@ -48,7 +47,7 @@ class HeadWindow(InvariantWindow[Window]):
 
     @classmethod
     def sized(cls, g: Geometry, value: Window, given: Sizing) -> Geometry:
-        if getattr(given.target, "draft_head", None) is None:
+        if given.target.draft_head is None:
             raise StrategyError(
                 "this model has no draft head to guess a window's drafts; take another kind of fresh "
                 "draft, such as window:16,above"

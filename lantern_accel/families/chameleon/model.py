@@ -72,6 +72,10 @@ class TrunkConfig(LlamaSizes):
         return self.height * self.row_tokens
 
     @property
+    def above(self) -> None:
+        """None: rows of one grid."""
+
+    @property
     def row_tokens(self) -> int:
         """Tokens from one position to the one below it, the newline included."""
         return self.width + (self.newline_id is not None)

@@ -37,6 +37,10 @@ class LlamaGenManifest(Manifest):
         return self
 
     @property
+    def conditioning(self) -> Literal["class", "text"]:
+        return self.target.conditioning
+
+    @property
     def image_size(self) -> int:
         """Side of an image in pixels."""
         return self.target.grid * self.vq.downsample

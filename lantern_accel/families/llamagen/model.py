@@ -47,7 +47,7 @@ class LlamaGenConfig(GridSizes):
 
     @property
     def decoder(self) -> Decoder:
-        return Decoder.of(self)
+        return Decoder.of(self, self.hidden_dim)
 
 
 class _CaptionMLP(nn.Module):

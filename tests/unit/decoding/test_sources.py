@@ -19,7 +19,6 @@ from torch import Tensor
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.sources import CertainDrafts, DraftContext, Kept, register
 from lantern_accel.decoding.sources.tree import TreeState
-from lantern_accel.decoding.target import row_of
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.rules import LanternPP
 from lantern_accel.strategy.sources import SOURCES, DraftSource, Path, chain_paths
@@ -53,7 +52,7 @@ class Copies(CertainDrafts[RowAbove]):
 
     def __init__(self, given: DraftContext[RowAbove]) -> None:
         super().__init__(given)
-        self.row = row_of(given.verifying.target.config)
+        self.row = given.verifying.target.config.row_tokens
         self.seen = torch.zeros(
             1, dtype=given.session.ops.index, device=given.verifying.target.weight.device
         )

@@ -27,12 +27,24 @@ class Sizes(BaseModel):
     mask_padding: bool = False
 
     @property
+    def kv_heads(self):
+        return self.n_head
+
+    @property
     def head_dim(self):
         return self.dim // self.n_head
 
     @property
     def vocab_size(self):
         return self.colours + 1
+
+    @property
+    def above(self):
+        return None
+
+    @property
+    def row_tokens(self):
+        return self.columns + 1
 
     @property
     def num_tokens(self):
@@ -64,6 +76,7 @@ def blocks(c):
 
 
 class Target(Tabled):
+    draft_head = stack = None  # it has no draft head, and no fused step takes it
     own_prompts = False  # guidance branches share a mask, and every prompt has one length
     undrawn = 0  # every id of the head is a code
 
@@ -111,6 +124,7 @@ class Target(Tabled):
 
 
 class Drafter(Tabled):
+    stack = None  # no fused step takes it
     taps = ()  # it reads the target's last states only
 
     def __init__(self, config, ops=REFERENCE):

@@ -21,6 +21,7 @@ from lantern_accel_profiles.tuning.auto import AutoEvidence
 def worth_of(evidence: AutoEvidence, prompts: str) -> Payoff:
     """Return the record that ships; lengths that were not counted are left out."""
     key = evidence.settings["key"]
+    assert isinstance(key, dict)
     return Payoff(
         model=key["model"],
         weights_hash=key["weights_hash"],

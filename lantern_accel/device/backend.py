@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from torch._ops import OpOverload
 
 from lantern_accel.device import forks
 from lantern_accel.device.capture import Capture, Replay
@@ -37,8 +38,8 @@ CAPABILITIES = {
 """What may be asked of :meth:`Device.support`, and what 'yes' means."""
 
 
-OperatorRule = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], str]
-"""A rule of :class:`Conformance`: of an operator (``torch._ops.OpOverload``) and its
+OperatorRule = Callable[[OpOverload, tuple[object, ...], Mapping[str, object]], str]
+"""A rule of :class:`Conformance`: of an operator and its
 arguments, empty where the device takes them, else why it does not."""
 
 

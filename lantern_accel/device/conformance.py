@@ -110,7 +110,7 @@ class Difference(Record):
 
     def lines(self) -> list[str]:
         """Return one line a change, and a line that counts."""
-        kinds = {k: list[str](getattr(self, k)) for k in ("broke", "mended", "slower", "lost")}
+        kinds = self.model_dump(include={"broke", "mended", "slower", "lost"})
         told = [f"{kind}: {one}" for kind, every in kinds.items() for one in every]
         counts = ", ".join(f"{len(every)} {kind}" for kind, every in kinds.items())
         return [*self.versions, *told, counts]
@@ -124,8 +124,9 @@ def difference(old: Report, new: Report) -> Difference:
             "compare` shows different devices next to each other"
         )
     names = ("backend_version", "torch", "device_name", "simulated")
-    pairs = [(name, str(getattr(old, name)), str(getattr(new, name))) for name in names]
-    found = Difference(versions=[f"{name}: {a} -> {b}" for name, a, b in pairs if a != b])
+    a, b = dict(old), dict(new)
+    changed = [f"{name}: {a[name]} -> {b[name]}" for name in names if a[name] != b[name]]
+    found = Difference(versions=changed)
     before, after = ({one.name: one for one in report.outcomes} for report in (old, new))
     for name in [*after, *(name for name in before if name not in after)]:
         was, now = before.get(name), after.get(name)

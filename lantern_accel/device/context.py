@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
 from lantern_accel.device import forks
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from lantern_accel.device.backend import Device
 
 overrides: Any = torch.overrides
-Called = TypeVar("Called", bound=Callable[..., Any])
+Called = TypeVar("Called", bound=Callable[..., object])
 
 #: The types of devices that may be under autocast.
 _TYPES: Sequence[str] = torch._C._autocast_supported_devices()
@@ -56,13 +57,13 @@ _usual_dtype = _UsualDtype()
 forks.tell(_usual_dtype)
 
 
-def _now() -> tuple[list[str], list[Any]]:
+def _now() -> tuple[list[str], list[TorchFunctionMode]]:
     """Return the types under autocast, and torch's function modes, the outermost first."""
     on = [one for one in _TYPES if torch.is_autocast_enabled(one)]
     return on, overrides._get_current_function_mode_stack()
 
 
-def _become(on: Sequence[str], modes: Sequence[Any]) -> None:
+def _become(on: Sequence[str], modes: Sequence[TorchFunctionMode]) -> None:
     """Let just these types be under autocast, and these modes be active."""
     for one in _TYPES:
         if torch.is_autocast_enabled(one) != (one in on):

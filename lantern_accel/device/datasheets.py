@@ -61,8 +61,7 @@ class DeviceProfile(Frozen):
     def figures(self) -> dict[str, Figure]:
         """Return every figure by its name; dtypes are written ``peak_flops.bfloat16``."""
         found: dict[str, Figure] = {}
-        for field in type(self).model_fields:
-            value = getattr(self, field)
+        for field, value in self:
             if isinstance(value, Figure):
                 found[field] = value
             elif isinstance(value, dict):

@@ -111,15 +111,16 @@ def _offered(plugin: object, hook: str, what: str) -> list[object]:
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     manager.register(plugin)
-    if not any(getattr(manager.hook, one).get_hookimpls() for one in HOOKS):
+    callers = {one.name: one for one in manager.get_hookcallers(plugin) or ()}
+    if not callers.keys() & set(HOOKS):
         raise Unfit(
             f"{plugin.__name__} has no hook {HOOK} or {HOOKS[1]}; write one and mark it with "
             "@hookimpl from lantern_accel.device.hookspecs"
         )
-    if not getattr(manager.hook, hook).get_hookimpls():
+    if hook not in callers:
         return []
     offered: list[object] = []
-    for result in getattr(manager.hook, hook)():
+    for result in callers[hook]():
         if not isinstance(result, (list, tuple)):
             raise Unfit(f"its hook {hook} returned a {type(result).__name__}, not a list")
         offered.extend(result)

@@ -401,8 +401,9 @@ class StepPlan:
             "B": at.images, "R": at.rows, "M": at.masks, "P": at.prefix, "N": at.tokens,
             "T": at.nodes, "V": at.vocab,
         }  # fmt: skip
-        of_tree = getattr(self.source, "buffers", None)
-        for part in (self.buffers, self.source, *(() if of_tree is None else (of_tree,))):
+        source = self.source
+        tree = (source.buffers,) if isinstance(source, StaticTreePlan | DynamicTreePlan) else ()
+        for part in (self.buffers, source, *tree):
             for name, of in declared(type(part)):
                 tensor: Tensor | None = getattr(part, name)
                 if tensor is None:
@@ -487,4 +488,4 @@ def _shape(letters: str, known: dict[str, int], found: tuple[int, ...]) -> tuple
 def _dtype(kind: Kind, index: torch.dtype, found: torch.dtype) -> bool:
     if kind == "weights":
         return found.is_floating_point
-    return found == (index if kind == "index" else getattr(torch, kind))
+    return found == index if kind == "index" else str(found) == f"torch.{kind}"

@@ -375,5 +375,6 @@ def first_use(backend: Backend) -> None:
             f"backend {backend.name!r} failed in compute_dtypes: it returned {dtypes!r}, not a tuple "
             f"of torch's {', '.join(DTYPES)}; {REPORT}"
         )
-    for name, kind in {"facts": DeviceFacts, "memory": MemoryUse, "counters": dict}.items():
-        ask(backend.name, name, getattr(backend, name), kind)
+    ask(backend.name, "facts", backend.facts, DeviceFacts)
+    ask(backend.name, "memory", backend.memory, MemoryUse)
+    ask(backend.name, "counters", backend.counters, dict)

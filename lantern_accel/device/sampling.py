@@ -159,9 +159,8 @@ class SamplingOps(Protocol):
         The reference's draws take the :func:`triangle` of their scan; a device that scans or draws in a
         way of its own takes something else, or nothing.
         """
-        if any(
-            getattr(type(self), one) is not getattr(SamplingOps, one) for one in ("scan", "draw")
-        ):
+        own = type(self)
+        if own.scan is not SamplingOps.scan or own.draw is not SamplingOps.draw:
             return Tables()
         return Tables(triangle(size, device))
 

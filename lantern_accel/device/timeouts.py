@@ -8,7 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from lantern_accel.errors import LanternWarning
 
@@ -33,7 +33,9 @@ def in_time(call: Callable[[], Made], seconds: float) -> Made:
     os._exit and KeyboardInterrupt come out as :class:`RuntimeError`: a plug-in does not end the program.
     The import of torch takes what it takes and does not count.
     """
-    box: dict[str, Any] = {}
+    made: list[Made] = []
+    errors: list[BaseException] = []
+    threads: list[int | None] = []
     system, leave, here = vars(os), os._exit, os.getpid()
 
     def stay(code: int) -> NoReturn:
@@ -44,12 +46,12 @@ def in_time(call: Callable[[], Made], seconds: float) -> Made:
     def run() -> None:
         system["_exit"] = stay
         try:
-            box["made"] = call()
+            made.append(call())
         except BaseException as error:
-            box["error"] = error
+            errors.append(error)
         if os._exit is stay:
             system["_exit"] = leave
-        box["threads"] = _torch_threads()
+        threads.append(_torch_threads())
 
     thread = threading.Thread(target=run, daemon=True, name="lantern-accel plug-in")
     thread.start()
@@ -59,13 +61,12 @@ def in_time(call: Callable[[], Made], seconds: float) -> Made:
         thread.join(min(_POLL_SECONDS, left))
         if not _importing_torch():
             left -= time.monotonic() - began
-    if "error" not in box and "made" not in box:
+    if not errors and not made:
         raise TooLong(f"it did not return within {seconds:g} s")
-    _take_threads(box.get("threads"))
-    error = box.get("error")
-    if error is None:
-        made: Made = box["made"]
-        return made
+    _take_threads(threads[0] if threads else None)
+    if made:
+        return made[0]
+    error = errors[0]
     if isinstance(error, Exception):
         raise error
     code = f": {error}" if str(error) else ""
@@ -91,8 +92,8 @@ def close_in_time(backend: str, close: Callable[[], object], what: str = "") -> 
 
 
 def _importing_torch() -> bool:
-    spec = getattr(sys.modules.get("torch"), "__spec__", None)
-    return bool(getattr(spec, "_initializing", False))
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(getattr(torch.__spec__, "_initializing", False))
 
 
 def _torch_threads() -> int | None:

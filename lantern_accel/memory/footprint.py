@@ -122,9 +122,9 @@ def _build(kind: Family, manifest: Manifest, part: str, dtype: torch.dtype) -> n
 
 def weight_bytes(manifest: Manifest, dtype: torch.dtype) -> dict[str, int]:
     """Return the bytes of every part's weights and tables; the image tokenizer is float32."""
-    kind, out = family(manifest.family), {}
+    kind, out, fields = family(manifest.family), {}, dict(manifest)
     for part in PARTS:
-        if getattr(manifest, part) is not None:
+        if fields[part] is not None:
             to = torch.float32 if part == "vq" else dtype
             out[part] = module_bytes(_build(kind, manifest, part, to), to)
     if (head := empty_head(manifest.draft_head)) is not None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -106,7 +106,7 @@ class Planner:
         self.family = family(self.manifest.family)
         self._seen: dict[object, Footprint] = {}
 
-    def strategy(self, name: str | None = None, **changes: Any) -> Strategy:
+    def strategy(self, name: str | None = None, **changes: object) -> Strategy:
         """Return a strategy by name; without one ``auto``, as :func:`lantern_accel.generate` has it.
 
         Raises RequestError for one that needs a drafter where the model has none.
@@ -169,9 +169,18 @@ class Planner:
             and self.manifest.drafter is not None
         ):
             tried.append(self.strategy("lantern++"))
-        more: dict[str, Any] = {"batch": batch, "dtype": self.dtype, "ops": self.ops}
         found = (
-            measure(self.family, self.manifest, one, sampling, shape=shape, **more) for one in tried
+            measure(
+                self.family,
+                self.manifest,
+                one,
+                sampling,
+                batch=batch,
+                dtype=self.dtype,
+                ops=self.ops,
+                shape=shape,
+            )
+            for one in tried
         )
         return max(found, key=lambda one: one.buffers + max(one.workspace.values(), default=0))
 
@@ -193,16 +202,24 @@ class Planner:
         tips: list[str] = []
 
         def fits(
-            what: str, chosen: Strategy = strategy, batch: int = plan.batch, **changes: Any
+            what: str,
+            chosen: Strategy = strategy,
+            batch: int = plan.batch,
+            planner: Planner = self,
         ) -> None:
-            other = replace(self, **changes).plan(chosen, sampling, batch=batch)
+            other = planner.plan(chosen, sampling, batch=batch)
             if other.fits:
                 tips.append(f"{what} ({format_bytes(other.peak)})")
 
         if plan.text_device == "device" and "text" in plan.workspace:
-            fits("run the text encoder on the host: --use text-device=cpu", text_device="cpu")
+            fits(
+                "run the text encoder on the host: --use text-device=cpu",
+                planner=replace(self, text_device="cpu"),
+            )
         if plan.dtype == "float32":
-            fits("compute in bfloat16: --dtype bfloat16", dtype=torch.bfloat16)
+            fits(
+                "compute in bfloat16: --dtype bfloat16", planner=replace(self, dtype=torch.bfloat16)
+            )
         largest = self.largest_batch(strategy, sampling, plan.capacity)
         if 0 < largest < plan.batch:
             fits(f"decode {largest} images at once: --batch {largest}", batch=largest)
@@ -271,10 +288,16 @@ def planner_for(
         manifest = found.manifest
         text = family(manifest.family).text_bytes(found)
     shape = None if picture is None else family(manifest.family).shape_for(manifest, picture)
-    facts = {**_device(device, dtype), "shape": shape}
+    compute = DTYPES.get("bfloat16" if dtype == "auto" else dtype)
+    if compute is None:
+        raise DeviceRequestError(
+            f"no dtype is named {dtype!r}{did_you_mean(dtype, ['auto', *DTYPES])}"
+        )
+    planner = Planner(manifest, compute, text, text_device, device=device, shape=shape)
+    planner = _on_device(planner, dtype) if device else planner
     if memory:
-        device, facts["capacity"] = device or format_bytes(memory), memory
-    return Planner(manifest, text_bytes=text, text_device=text_device, device=device, **facts)
+        planner = replace(planner, device=device or format_bytes(memory), capacity=memory)
+    return planner
 
 
 def usual_peaks(model: str, dtypes: Sequence[str]) -> dict[str, int]:
@@ -297,37 +320,31 @@ def runtime_of(backend: Backend) -> int:
     return (backend.memory().in_use or 0) + backend.preferences.runtime_bytes
 
 
-def _device(device: str, dtype: str) -> dict[str, Any]:
-    """Return what a :class:`Planner` takes of a device, by a backend's or a profile's name."""
+def _on_device(planner: Planner, dtype: str) -> Planner:
+    """Return the planner with the memory of its device, the name of a backend or of a profile."""
     from lantern_accel.device.datasheets import load_profile, profile_names
     from lantern_accel.device.plugins import devices_report, open_backend
 
-    if dtype != "auto" and dtype not in DTYPES:
-        raise DeviceRequestError(
-            f"no dtype is named {dtype!r}{did_you_mean(dtype, ['auto', *DTYPES])}"
-        )
-    compute = DTYPES["bfloat16" if dtype == "auto" else dtype]
-    unknown: dict[str, Any] = {"capacity": None, "dtype": compute}
-    if not device:
-        return unknown
+    device = planner.device
     report = devices_report()
     ready = [one.name for one in report if one.state == "ready"]
     if device.partition(":")[0] in ready:
         with open_backend(device) as backend:
             use = backend.memory()
             measured = use.in_use is not None
-            return {
+            return replace(
+                planner,
                 # Without what other programs hold.
-                "capacity": None if use.left is None else use.left + (use.in_use or 0),
-                "runtime": runtime_of(backend) if measured else DRIVER_RESERVE,
-                "runtime_measured": measured,
-                "dtype": dtype_policy(backend, dtype).compute,
-            }
+                capacity=None if use.left is None else use.left + (use.in_use or 0),
+                runtime=runtime_of(backend) if measured else DRIVER_RESERVE,
+                runtime_measured=measured,
+                dtype=dtype_policy(backend, dtype).compute,
+            )
     if device in profile_names():
         figure = load_profile(device).memory_bytes
-        return unknown | {"capacity": None if figure is None else int(figure.value)}
+        return replace(planner, capacity=None if figure is None else int(figure.value))
     if device in {one.name for one in report}:  # a kind of device, and none of it is here
-        return unknown
+        return planner
     names: Sequence[str] = sorted({*ready, *profile_names()})
     raise DeviceRequestError(
         f"no device here and no profile is named {device!r}{did_you_mean(device, names)} (or give "

@@ -49,8 +49,10 @@ def members() -> Iterator[tuple[str, list[str], str]]:
                 name, said, last = node.name, ast.get_docstring(node) or "", node.body[0].lineno - 1
             elif isinstance(node, ast.AnnAssign) and node.value is not None:
                 assert isinstance(node.target, ast.Name)
-                told = getattr(getattr(after, "value", None), "value", "")
-                told = inspect.cleandoc(told) if isinstance(told, str) else ""
+                told = ""
+                if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                    text = after.value.value
+                    told = inspect.cleandoc(text) if isinstance(text, str) else ""
                 name, said, last = node.target.id, told, node.end_lineno or 0
             else:
                 continue

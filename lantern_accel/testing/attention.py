@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 
 import torch
@@ -135,7 +136,7 @@ def cached(backend: Backend) -> Measured:
     tables = TreeTables(tree_paths(parse_drafts("0,1,2,00,01,10,000")))
     (tree,) = topology_of(tables, 1, torch.device("cpu"))["visible"]
     causal = torch.ones(33, 33, dtype=torch.bool).tril()
-    for dtype, (heads, width) in checked.cases(HEADS):
+    for dtype, (heads, width) in itertools.product(checked.dtypes, HEADS):
         k, v = (normal(n, LAYERS, ROWS, SLOTS, heads, width).to(dtype) for n in (1, 2))
         cache = filled(backend, v, k)
         write_all(backend, cache, k, v)  # a copy that attention reads must follow
@@ -165,7 +166,7 @@ def cached(backend: Backend) -> Measured:
 def dense(backend: Backend) -> Measured:
     """Compare attention without a cache, causal and under a mask."""
     checked, to = Compared(backend, "attend_dense"), backend.device
-    for dtype, (heads, width), length in checked.cases(HEADS, (1, 33)):
+    for dtype, (heads, width), length in itertools.product(checked.dtypes, HEADS, (1, 33)):
         what = f"dense attention over {length}, {heads} heads of {width}, in {short(dtype)}"
         doing(what)
         q, k, v = (normal(n, ROWS, length, heads, width).to(dtype) for n in (1, 2, 3))

@@ -122,8 +122,8 @@ def separate(backend: Backend) -> Measured:
     layout = backend.kv_layout(3, 2, 16, 2, 8, torch.float32)
     with torch.inference_mode(False), torch.no_grad():
         cache = backend.allocate(layout)
-    for side in ("keys", "values"):
-        for layer, tensor in enumerate(getattr(cache, side)):
+    for side, tensors in {"keys": cache.keys, "values": cache.values}.items():
+        for layer, tensor in enumerate(tensors):
             if tensor._is_view():
                 raise Failed(
                     f"the {side} of layer {layer} are a view of a larger tensor: every write in a "

@@ -20,6 +20,7 @@ from lantern_accel.device.spec import API_VERSION, BackendSpec
 from lantern_accel.families.registry import broken_families
 from lantern_accel.files import write_json, write_whole
 from lantern_accel.records import Record, markdown_table
+from lantern_accel.testing.result import is_overridden
 from lantern_accel.testing.served import Served, who_serves
 
 #: Who serves an operation is watched in these: no drafts, a tree, relaxed acceptance, and a window.
@@ -77,12 +78,11 @@ def members(backend: Backend, spec: BackendSpec | None = None) -> list[Member]:
         for name in sorted(known):
             if name.startswith("_") or name in REQUIRED or name in NOT_OVERRIDDEN:
                 continue
-            made = name in vars(one) or getattr(type(one), name) is not getattr(kind, name)
             found.append(
                 Member(
                     name=name,
                     level="recommended" if name in RECOMMENDED else "optional",
-                    written=made,
+                    written=is_overridden(one, name, kind),
                     reference=RECOMMENDED.get(name, ""),
                 )
             )
@@ -202,17 +202,15 @@ def _versions(backend: Backend) -> dict[str, str]:
         "system": platform.platform(),
     }
     facts = backend.facts()
-    for name in ("driver", "sdk"):
-        if value := getattr(facts, name):
-            found[name] = value
-    return found
+    known = {"driver": facts.driver, "sdk": facts.sdk}
+    return found | {name: value for name, value in known.items() if value}
 
 
 def _capabilities(backend: Backend) -> dict[str, str]:
     found = {}
     for name in CAPABILITIES:
         answer = backend.support(name)
-        found[name] = (getattr(answer, "how", "") or "yes") if answer else f"no: {answer.reason}"
+        found[name] = (answer.how or "yes") if answer else f"no: {answer.reason}"
     return found
 
 

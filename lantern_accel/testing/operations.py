@@ -101,7 +101,7 @@ def _compare_product(
 def linear(backend: Backend) -> Measured:
     """Compare matmuls of packed matrices, with a bias and a residual, and what they are dense."""
     checked, device = Compared(backend, "linear", "linear_add", "pack"), backend.device
-    for dtype, (inputs, outputs) in checked.cases(MATRICES):
+    for dtype, (inputs, outputs) in itertools.product(checked.dtypes, MATRICES):
         what = f"of {inputs} inputs and {outputs} outputs in {short(dtype)}"
         doing(what)
         given = (normal(outputs, outputs, inputs) * inputs**-0.5).to(dtype)
@@ -139,7 +139,7 @@ def linear(backend: Backend) -> Measured:
 def logits(backend: Backend) -> Measured:
     """Compare a head's matmuls, which are float32 in every dtype, with a bias and without."""
     checked = Compared(backend, "linear")
-    for dtype, (inputs, outputs) in checked.cases(HEADS):
+    for dtype, (inputs, outputs) in itertools.product(checked.dtypes, HEADS):
         doing(f"{inputs} inputs, {outputs} codes, {short(dtype)}")
         given = (normal(outputs, outputs, inputs) * inputs**-0.5).to(dtype)
         packed = backend.pack(given.to(backend.device))
@@ -154,8 +154,8 @@ def fewer_bits(backend: Backend) -> Measured:
     """Compare matmuls with quantized matrices, packed in one step and in two, of drafts too."""
     checked, device = Compared(backend, "pack", "linear"), backend.device
     shapes = ((768, 130), (100, 37))
-    for dtype, how, (inputs, outputs), drafts in checked.cases(
-        ROUNDINGS.values(), shapes, (False, True)
+    for dtype, how, (inputs, outputs), drafts in itertools.product(
+        checked.dtypes, ROUNDINGS.values(), shapes, (False, True)
     ):
         given = (normal(outputs, outputs, inputs) * inputs**-0.5).to(dtype)
         made = rounded(given, how, tries=1) if drafts else rounded(given, how)
@@ -188,7 +188,7 @@ def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def rms_norm(backend: Backend) -> Measured:
     """Compare the norm, of rows so small that epsilon counts, too; a wrong epsilon is found."""
     checked = Compared(backend, "rms_norm")
-    for dtype, (width, eps), rows in checked.cases(NORMS, (1, 5, MOST)):
+    for dtype, (width, eps), rows in itertools.product(checked.dtypes, NORMS, (1, 5, MOST)):
         weight = (1 + 0.2 * normal(1, width)).to(dtype)
         scale = torch.tensor([SCALES[(row + rows) % len(SCALES)] for row in range(rows)])
         x = (normal(rows, rows, width) * scale.unsqueeze(1)).to(dtype)
@@ -237,7 +237,7 @@ HIDDEN = (48, 2048, 3456, 11008, 37)
 def swiglu(backend: Backend) -> Measured:
     """Compare the gated product, of gates so large that their sigmoid is 0 or 1, too."""
     checked = Compared(backend, "swiglu")
-    for dtype, hidden, rows in checked.cases(HIDDEN, (1, 5, MOST)):
+    for dtype, hidden, rows in itertools.product(checked.dtypes, HIDDEN, (1, 5, MOST)):
         x = normal(hidden + rows, rows, 2 * hidden)
         x[:, ::7] *= 6.0
         x = (x.unsqueeze(0) if rows > 1 else x).to(dtype)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,9 +64,9 @@ def on_card(backend: Backend, what: str) -> None:
         raise NeedsCard(what)
 
 
-def is_overridden(backend: Backend, name: str) -> bool:
-    """Return whether a backend has an operation of its own."""
-    return name in vars(backend) or getattr(type(backend), name) is not getattr(TensorOps, name)
+def is_overridden(one: object, name: str, home: type = TensorOps) -> bool:
+    """Return whether a backend has an operation of its own, or an object a member of ``home``."""
+    return name in vars(one) or getattr(type(one), name) is not getattr(home, name)
 
 
 def left_to_reference(backend: Backend, *names: str) -> str:
@@ -92,10 +90,6 @@ class Compared:
         self.backend, self.served = backend, served
         self.dtypes = dtypes_of(backend)
         self.share, self.count = 0.0, 0
-
-    def cases(self, *axes: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
-        """Go through the dtypes, and in each through all combinations of ``axes``."""
-        return itertools.product(self.dtypes, *axes)
 
     def hold(
         self, got: Tensor, want: Tensor, tolerance: Tensor, what: str, dtype: torch.dtype | None,

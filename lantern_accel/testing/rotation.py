@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 
 import torch
@@ -64,7 +65,9 @@ def _near(x: Tensor, want: Tensor, dtype: torch.dtype) -> Tensor:
 def rotate(backend: Backend) -> Measured:
     """Compare rotations of all head widths, with angles for all rows and angles of each row."""
     checked = Compared(backend, "rotary", "rotate")
-    for dtype, (heads, width), count, rows in checked.cases(HEADS, COUNTS, (1, ROWS)):
+    for dtype, (heads, width), count, rows in itertools.product(
+        checked.dtypes, HEADS, COUNTS, (1, ROWS)
+    ):
         what = f"rotation of {count} positions, {heads} heads of {width}, in {short(dtype)}"
         doing(what)
         x = normal(width + count, ROWS, count, 2, heads, width).to(dtype)
@@ -79,7 +82,7 @@ def rotate(backend: Backend) -> Measured:
 def rotate_write(backend: Backend) -> Measured:
     """Compare queries and keys that are rotated and stored at once; all other slots and layers stay."""
     checked, device = Compared(backend, "rotate_write"), backend.device
-    for dtype, (heads, width) in checked.cases(HEADS):
+    for dtype, (heads, width) in itertools.product(checked.dtypes, HEADS):
         first = [normal(seed, ROWS, CAPACITY, heads, width).to(dtype) for seed in (1, 2)]
         cache = filled(backend, *(one.expand(LAYERS, *one.shape) for one in first))
         every = torch.arange(CAPACITY, device=device).expand(ROWS, -1)

@@ -13,7 +13,6 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import is_dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,16 +51,18 @@ def trace_shapes(
     family: str = "",
 ) -> OpRecorder:
     """Run prefill and one step on this backend's device without data, once; return what was seen."""
-    kept: dict[Any, Any] = vars(backend).setdefault("_static_traces", {})
+    traces: dict[tuple[object, ...], OpRecorder] = vars(backend).setdefault("_static_traces", {})
+    models: dict[tuple[object, ...], tiny.TinyModel] = vars(backend).setdefault(
+        "_static_models", {}
+    )
     case = (strategy, batch, temperature, dtype, family)
-    if case in kept:
-        seen: OpRecorder = kept[case]
-        return seen
+    if case in traces:
+        return traces[case]
     recorder = OpRecorder(backend.device, backend.conformance().rules)
     # Tensors of a device without data are as good as fake ones, and cannot be made into them.
     with nullcontext() if backend.device.type == "meta" else without_data():
-        if (family, dtype) not in kept:
-            kept[family, dtype] = tiny.tiny_model(backend, backend.device, dtype, family)
+        if (family, dtype) not in models:
+            models[family, dtype] = tiny.tiny_model(backend, backend.device, dtype, family)
         engine = tiny.tiny_engine(
             backend,
             strategy,
@@ -69,7 +70,7 @@ def trace_shapes(
             temperature=temperature,
             dtype=dtype,
             family=family,
-            model=kept[family, dtype],
+            model=models[family, dtype],
         )
         try:
             # The condition and the uniforms come from the host, before both functions.
@@ -84,7 +85,7 @@ def trace_shapes(
         except Exception:
             if not recorder.violations:  # of which this error is a consequence
                 raise
-    kept[case] = recorder
+    traces[case] = recorder
     return recorder
 
 
@@ -154,7 +155,7 @@ def one_graph(backend: Backend) -> Measured:
                 for step in range((engine.geometry.tokens if long else STEPS) + 1):
                     name = "step" if step else "prefill"
                     with OpRecorder(backend.device) as now:
-                        getattr(engine, name)()
+                        (engine.step if step else engine.prefill)()
                     change = first_difference(first.setdefault(name, now), now)
                     if change:
                         at = f"{name} {step}" if step else name

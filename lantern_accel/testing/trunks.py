@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor, nn
 
@@ -87,7 +89,9 @@ def trunk(backend: Backend) -> Measured:
     tables = TreeTables(tree_paths(parse_drafts("0,1,2,00,01,10,000")))
     (tree,) = topology_of(tables, 1, torch.device("cpu"))["visible"]
     causal = torch.ones(6, 6, dtype=torch.bool).tril()
-    for dtype, (number, (heads, width, hidden, eps)) in checked.cases(enumerate(STACKS)):
+    for dtype, (number, (heads, width, hidden, eps)) in itertools.product(
+        checked.dtypes, enumerate(STACKS)
+    ):
         dim = heads * width
         blocks, norm = _blocks(heads, width, hidden, eps, number != 1), RMSNorm(dim, eps)
         norm.weight.data.copy_(1 + 0.2 * normal(9, dim))

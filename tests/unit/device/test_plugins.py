@@ -213,12 +213,6 @@ def test_a_process_that_a_probe_forks_ends(install: Install) -> None:
         plugins.open_backend("abacus")
 
 
-def test_an_available_device_must_be_described(install: Install) -> None:
-    install(probe="return Probe(available=True)")
-    with pytest.raises(BackendError, match=r"'abacus' failed in probe: .* description each"):
-        plugins.open_backend("abacus")
-
-
 @pytest.mark.parametrize(
     "said, jobs, places",
     [

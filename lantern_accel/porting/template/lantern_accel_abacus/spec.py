@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lantern_accel.device import BackendSpec, Probe
 
@@ -28,7 +28,7 @@ class Spec(BackendSpec):
         # Where there is none: Probe.missing("the driver is not loaded", "install the driver from ...")
         return Probe.found("Abacus, torch's CPU in its place")
 
-    def open(self, index: int, options: Mapping[str, Any]) -> Backend:
+    def open(self, index: int, options: Mapping[str, object]) -> Backend:
         """Open device ``index``; it takes no options yet."""
         from lantern_accel.device import check_options
         from lantern_accel_abacus.backend import DeviceBackend

@@ -15,11 +15,9 @@ class Packed(Protocol):
     @property
     def shape(self) -> tuple[int, ...]:
         """Outputs and inputs."""
-        ...
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """Return the weights that it stands for, ``[out, in]``."""
-        ...
 
 
 #: A tensor ``[out, in]``, in the usual order or an opaque one, or another form of a matrix.
@@ -32,16 +30,13 @@ class Format(Protocol):
     @property
     def bits(self) -> int:
         """Bits of a code."""
-        ...
 
     @property
     def floating(self) -> bool:
         """Whether codes are floating-point numbers, which only some devices multiply."""
-        ...
 
     def rounded(self, weight: Tensor, drafts: bool) -> Packed:
         """Round a matrix; raises RequestError for floating-point codes, which are a device's own."""
-        ...
 
 
 def dense(weight: Weight, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -42,6 +42,9 @@ EXTERNAL = "sglang.multimodal_gen.runtime.utils.external_model_package.load_exte
 #: A JSON object: ``strategy``, and fields of ``Sampling`` that win over the model's own.
 SETTINGS = "LANTERN_ACCEL_SGLANG"
 
+#: Codes of an image, codes of given images, and the usage of another server.
+Prior = tuple[Tensor, Tensor | None, object]
+
 _log = logging.getLogger("lantern_accel")
 
 
@@ -83,10 +86,7 @@ _request: ContextVar[_ImageSeeds | None] = ContextVar("lantern_accel_sglang", de
 
 
 def _forward(
-    own: Callable[[GlmImageAR, Req, ServerArgs], OutputBatch],
-    stage: GlmImageAR,
-    batch: Req,
-    server_args: ServerArgs,
+    own: Callable[..., OutputBatch], stage: GlmImageAR, batch: Req, server_args: ServerArgs
 ) -> OutputBatch:
     """Note a request's seeds, so that its images are generated together, and afterwards its figures."""
     count = max(1, int(batch.num_outputs_per_prompt or 1))
@@ -114,9 +114,9 @@ def _prior(
     server_args: ServerArgs,
     image: object = None,
     seed: int | None = None,
-) -> tuple[Tensor, Tensor | None, object]:
+) -> Prior:
     """Stand for ``GlmImageAR.generate_prior_tokens``: codes of an image's 16-pixel cells, int64
-    ``[1, 4HW]``, and None for the codes of given images and for the usage of another server.
+    ``[1, 4HW]``, and None for the rest.
     """
     module = stage.vision_language_encoder
     if server_args.srt_encoder_url is not None or not isinstance(module, nn.Module):
@@ -132,11 +132,8 @@ def _prior(
         except LanternError as error:
             why = str(error)
     _log.warning("SGLang decodes this prior itself: %s", why)
-    plain = inspect.unwrap(type(stage).generate_prior_tokens)
-    theirs: tuple[Tensor, Tensor | None, object] = plain(
-        stage, prompt, height, width, server_args, image=image, seed=seed
-    )
-    return theirs
+    plain: Callable[..., Prior] = inspect.unwrap(type(stage).generate_prior_tokens)
+    return plain(stage, prompt, height, width, server_args, image=image, seed=seed)
 
 
 @torch.no_grad()

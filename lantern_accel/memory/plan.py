@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -169,19 +170,8 @@ class Planner:
             and self.manifest.drafter is not None
         ):
             tried.append(self.strategy("lantern++"))
-        found = (
-            measure(
-                self.family,
-                self.manifest,
-                one,
-                sampling,
-                batch=batch,
-                dtype=self.dtype,
-                ops=self.ops,
-                shape=shape,
-            )
-            for one in tried
-        )
+        of_model = partial(measure, self.family, self.manifest, dtype=self.dtype, ops=self.ops)
+        found = (of_model(one, sampling, batch=batch, shape=shape) for one in tried)
         return max(found, key=lambda one: one.buffers + max(one.workspace.values(), default=0))
 
     def largest_batch(
@@ -202,24 +192,18 @@ class Planner:
         tips: list[str] = []
 
         def fits(
-            what: str,
-            chosen: Strategy = strategy,
-            batch: int = plan.batch,
-            planner: Planner = self,
+            what: str, chosen: Strategy = strategy, batch: int = plan.batch, by: Planner = self
         ) -> None:
-            other = planner.plan(chosen, sampling, batch=batch)
+            other = by.plan(chosen, sampling, batch=batch)
             if other.fits:
                 tips.append(f"{what} ({format_bytes(other.peak)})")
 
         if plan.text_device == "device" and "text" in plan.workspace:
-            fits(
-                "run the text encoder on the host: --use text-device=cpu",
-                planner=replace(self, text_device="cpu"),
-            )
+            host = replace(self, text_device="cpu")
+            fits("run the text encoder on the host: --use text-device=cpu", by=host)
         if plan.dtype == "float32":
-            fits(
-                "compute in bfloat16: --dtype bfloat16", planner=replace(self, dtype=torch.bfloat16)
-            )
+            narrow = replace(self, dtype=torch.bfloat16)
+            fits("compute in bfloat16: --dtype bfloat16", by=narrow)
         largest = self.largest_batch(strategy, sampling, plan.capacity)
         if 0 < largest < plan.batch:
             fits(f"decode {largest} images at once: --batch {largest}", batch=largest)

@@ -21,12 +21,9 @@ class LengthPolicy(Protocol):
 
     def begin(self) -> int:
         """Return the length of an image's first steps."""
-        ...
 
     def observe(self, block: LengthStats) -> int:
         """Return the length of the next steps, after those of ``block``."""
-        ...
 
     def forget(self, row: int) -> None:
         """Forget what was learned of a row, which another image takes."""
-        ...

@@ -242,7 +242,6 @@ class FeatureSource(Protocol):
     @property
     def key(self) -> str:
         """The target's identity: a checkpoint is continued only on the target it was made for."""
-        ...
 
     def draw(
         self, size: int, rng: random.Random, *, heldout: bool, coupled: bool = False
@@ -251,7 +250,6 @@ class FeatureSource(Protocol):
 
         ``coupled``: ``2 size`` rows, every image with its prompt, then every one without.
         """
-        ...
 
 
 class DrafterTask(KeptTask):

@@ -83,7 +83,7 @@ def test_a_head_is_trained_written_and_taken(folder: Path, trained: Path) -> Non
     )
     assert part.state == "found" and "hidden 8" in part.detail
     with lantern_accel.load(trained / "joined", device="cpu", head="none") as pipeline:
-        assert not hasattr(pipeline.model.target, "draft_head")
+        assert pipeline.model.target.draft_head is None
 
 
 @pytest.mark.long

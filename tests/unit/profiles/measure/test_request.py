@@ -25,9 +25,9 @@ Usage = namedtuple("Usage", "total used free")
 
 
 def pipeline(conditioning: str = "text") -> Any:
-    target = SimpleNamespace(conditioning=conditioning, num_classes=1000)
     family = SimpleNamespace(examples=lambda manifest: ())
-    model = SimpleNamespace(manifest=SimpleNamespace(target=target), family=family)
+    manifest = SimpleNamespace(conditioning=conditioning, target=SimpleNamespace(num_classes=1000))
+    model = SimpleNamespace(manifest=manifest, family=family)
     backend = SimpleNamespace(inference=nullcontext)
     return SimpleNamespace(model=model, backend=backend, check_prompts=lambda prompts: None)
 

@@ -68,7 +68,7 @@ def run(
             again: list[str] = []
             for first in range(0, len(shares), count):
                 now = shares[first : first + count]
-                for share, code in zip(now, _ended(now, start), strict=True):
+                for share, code in zip(now, _run_shares(now, start), strict=True):
                     if code == NOT_OPENED:
                         return
                     if code != DONE:
@@ -77,7 +77,7 @@ def run(
                 return
 
 
-def _ended(shares: Sequence[list[str]], start: Start) -> list[int]:
+def _run_shares(shares: Sequence[list[str]], start: Start) -> list[int]:
     """Run a process for each share at once; return their exit codes."""
     running: list[subprocess.Popen[bytes]] = []
     try:

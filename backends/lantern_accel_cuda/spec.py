@@ -69,7 +69,7 @@ class Spec(BackendSpec):
             why = "; ".join(str(one.message).split(". ")[0] for one in said)
             return Probe.missing(why or "torch finds no GPU", _way_out(why, build))
         try:
-            found = [_described(index) for index in range(torch.cuda.device_count())]
+            found = [_describe(index) for index in range(torch.cuda.device_count())]
             wanting = [_lacking(index) for index in range(len(found))]
         except RuntimeError as error:
             told = " ".join(str(error).split(". ")[0].split())
@@ -140,7 +140,7 @@ def _cards_of_driver(root: Path = Path("/proc/driver/nvidia/gpus")) -> int:
         return 0
 
 
-def _described(index: int) -> str:
+def _describe(index: int) -> str:
     import torch
 
     facts = torch.cuda.get_device_properties(index)

@@ -90,7 +90,7 @@ class Trust:
         """Check the kernels without a verdict, in this process."""
         for kernel in kernels:
             if self._able is not False and not (self.settled(kernel) or kernel in self._passing):
-                self._checked(kernel)
+                self._check_kernel(kernel)
 
     def _said(self, kernel: str) -> str:
         """Return what is known of a kernel; it is checked first where that is nothing."""
@@ -156,7 +156,7 @@ class Trust:
             with contextlib.suppress(OSError), alone(self.path.with_suffix(".lock")):
                 write_record(self.path, {"kernels": {**self.kept(), kernel: said}})
 
-    def _checked(self, kernel: str) -> None:
+    def _check_kernel(self, kernel: str) -> None:
         """Check a kernel, and keep what it did."""
         with self._noted(kernel):
             try:

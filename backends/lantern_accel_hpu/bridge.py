@@ -86,7 +86,7 @@ class Bridge:
         return cls(
             hpu,
             lazy=bool(is_lazy()),
-            kernels=_fused() if fused else Kernels(),
+            kernels=_import_fused() if fused else Kernels(),
             config=_config(),
             first_use=_allocate,
         )
@@ -272,7 +272,7 @@ def _config() -> Any:
     return None
 
 
-def _fused() -> Kernels:
+def _import_fused() -> Kernels:
     """Import the fused kernels, each by itself: an SDK may lack one."""
     sdpa = rms_norm = rotary = pairwise = None
     with contextlib.suppress(ImportError):

@@ -66,7 +66,7 @@ def choose(index: int, environ: MutableMapping[str, str], shown: int | None = No
         return None
     chosen = listed[index] if listed else index
     if given:
-        chosen = _agreed(index, chosen, int(re.findall(r"\d+", given)[0]))
+        chosen = _module_id(index, chosen, int(re.findall(r"\d+", given)[0]))
     if acquired() and module(environ) != chosen:
         raise BackendError(
             f"this process used a Gaudi before lantern_accel opened hpu:{index}, and cannot change "
@@ -110,7 +110,7 @@ def give_back(environ: MutableMapping[str, str]) -> None:
             environ[name] = value
 
 
-def _agreed(index: int, chosen: int, given: int) -> int:
+def _module_id(index: int, chosen: int, given: int) -> int:
     """Return the module that HLS_MODULE_ID gives, which a launcher sets for each of its processes."""
     if index == 0 or chosen == given:
         return given

@@ -254,7 +254,7 @@ def has_dtype(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> st
                 return f"its {arg} is {_short(value.dtype)}, kernels take {_list(able)}"
         return ""
     padded = base == "aten::constant_pad_nd"  # its value has no part in its dtype
-    dtype = args[0].dtype if padded else kwargs.get("dtype") or _promoted(args)
+    dtype = args[0].dtype if padded else kwargs.get("dtype") or _promote(args)
     if dtype is not None and dtype not in known:
         return f"it computes in {_short(dtype)}, kernels in {_list(known)}"
     return ""
@@ -339,7 +339,7 @@ def _dtype_made(base: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     return args[0].dtype if args and isinstance(args[0], Tensor) else torch.get_default_dtype()
 
 
-def _promoted(args: tuple[Any, ...]) -> torch.dtype | None:
+def _promote(args: tuple[Any, ...]) -> torch.dtype | None:
     """Return what tensors and Python numbers compute in together; None without a tensor."""
     values = list(_flat(args))
     dtypes = [v.dtype for v in values if isinstance(v, Tensor)]

@@ -54,7 +54,7 @@ class Spec(BackendSpec):
         found = _find()
         if isinstance(found, str):
             return Probe.missing(found, "install a torch build for your device (pytorch.org)")
-        if claimed := _claimed(found.type):
+        if claimed := _own_backend(found.type):
             return Probe.missing(f"torch's accelerator is {found.type}, which {claimed} serves")
         if self.options.check == "on":
             verdict = selfcheck.kept(selfcheck.key_of(found, 0))
@@ -107,7 +107,7 @@ def _find() -> Accelerator | str:
     return find()
 
 
-def _claimed(kind: str) -> str:
+def _own_backend(kind: str) -> str:
     """Name the backend that a kind of device has of its own; "" where there is none."""
     from lantern_accel.device.plugins import backend_specs
 

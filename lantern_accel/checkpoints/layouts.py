@@ -201,7 +201,7 @@ def our_sizes(said: Mapping[str, Any]) -> dict[str, Any]:
     return {SIZE_NAMES.get(name, name): v for name, v in flat.items() if v is not None}
 
 
-def check_said(what: object, said: Mapping[str, object], sizes: Mapping[str, object]) -> None:
+def check_sizes(what: object, said: Mapping[str, object], sizes: Mapping[str, object]) -> None:
     """Raise CheckpointError where a configuration has other ``sizes`` than ``what`` by its shapes."""
     for name, value in said.items():
         ours = SIZE_NAMES.get(name, name)

@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(app: Callable[..., object], argv: Sequence[str] | None, name: str) -> int:
     """Run an application's command with this project's warnings and errors; return its exit code."""
-    from lantern_accel.cli.edge import guarded
+    from lantern_accel.cli.edge import run_guarded
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", LanternWarning)
@@ -38,7 +38,7 @@ def run(app: Callable[..., object], argv: Sequence[str] | None, name: str) -> in
 
         warnings.showwarning = show
         words = None if argv is None else list(argv)
-        return guarded(lambda: app(args=words, prog_name=name, standalone_mode=False))
+        return run_guarded(lambda: app(args=words, prog_name=name, standalone_mode=False))
 
 
 def run_single(command: Callable[..., object], argv: Sequence[str] | None = None) -> int:

@@ -55,7 +55,7 @@ def show_tracebacks(wanted: bool) -> None:
 _debug = False
 
 
-def guarded(command: Callable[[], object]) -> int:
+def run_guarded(command: Callable[[], object]) -> int:
     """Run a command; return its exit code, one of :data:`lantern_accel.errors.EXIT_CODES`."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by who started the command; its number is free
@@ -101,7 +101,7 @@ def _explain(error: Exception) -> tuple[int, str]:
     if isinstance(error, LanternError):
         return error.exit_code, str(error)
     if isinstance(error, _USAGE):
-        return WRONG, _misused(cast(typer.BadParameter, error))
+        return WRONG, _explain_misuse(cast(typer.BadParameter, error))
     if isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""
         full = disk_is_full(error)
@@ -118,7 +118,7 @@ def _explain(error: Exception) -> tuple[int, str]:
     return FAULT, f"this should not have happened: {type(error).__name__}: {text}{more}"
 
 
-def _misused(error: typer.BadParameter) -> str:
+def _explain_misuse(error: typer.BadParameter) -> str:
     """Return what is wrong with a command's words, in this project's form, from what typer raised."""
     path = "lantern-accel" if error.ctx is None else error.ctx.command_path
     way = f"; `{path} --help` lists what it takes"

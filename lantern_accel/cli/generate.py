@@ -254,12 +254,12 @@ def _draw_folder(
     quiet: bool,
 ) -> None:
     """Generate a file of prompts into a folder, and print the speed. Raises RequestError."""
-    from lantern_accel.generation.folder import draw_file
+    from lantern_accel.generation.folder import generate_file
 
     said = read_settings(settings)
     opened = partial(load.opened, quiet, size=said.size, strategy=said.drafting)
     with bar("generating", quiet, unit="images") as report:
-        summary = draw_file(
+        summary = generate_file(
             prompts,
             output,
             opened,

@@ -12,9 +12,9 @@ from lantern_accel.files import check_target, write_whole
 from lantern_accel.generation.journal import Journal
 from lantern_accel.generation.result import (
     GenerationResult,
+    image_format,
     image_grid,
-    numbered,
-    picture_format,
+    number_path,
     save_image,
 )
 
@@ -27,7 +27,7 @@ def free_name(count: int, stem: str = "lantern", suffix: str = ".png") -> Path:
     letters = "abcdefghijklmnopqrstuvwxyz"
     names = (f"{stem}{suffix}", *(f"{stem}-{a}{suffix}" for a in letters))
     for name in (*names, *(f"{stem}-{a}{b}{suffix}" for a in letters for b in letters)):
-        if not any(numbered(Path(name), i, count).exists() for i in range(count)):
+        if not any(number_path(Path(name), i, count).exists() for i in range(count)):
             return Path(name)
     raise RequestError(f"every name from {stem}{suffix} on is taken; name an image with -o")
 
@@ -42,8 +42,8 @@ def check_files(
     """
     if not output.suffix:
         raise RequestError(f"{output} has no image format; name it .png, .jpg or .webp")
-    picture_format(output)
-    files = [numbered(output, index, count) for index in range(count)]
+    image_format(output)
+    files = [number_path(output, index, count) for index in range(count)]
     for path in (files[0], files[-1], *([figures] if figures else [])):
         check_target(path)
     if figures is not None and figures.resolve() in {path.resolve() for path in files}:
@@ -103,7 +103,7 @@ class Pictures:
         return {"prompt": self.prompts[index // self.columns], "file": self._file(index).name}
 
     def _file(self, index: int) -> Path:
-        return numbered(self.output, index, self.count)
+        return number_path(self.output, index, self.count)
 
     def add(self, index: int, image: Image) -> None:
         """Write an image that is done, or keep it for the one file."""

@@ -85,12 +85,12 @@ def serve(
     _check_address(host, port)
     with load.opened() as pipeline:
         from lantern_accel.serving.app import Server, make_app
-        from lantern_accel.serving.studio import ServerSettings, usual_slots
+        from lantern_accel.serving.scheduler import ServerSettings, usual_slots
 
         settings = ServerSettings(slots or usual_slots(pipeline), **given)
         app = make_app(pipeline, settings)
         if strategy:
-            app.state.studio.warm_up(strategy)
+            app.state.scheduler.warm_up(strategy)
         facts = pipeline.backend.facts()
         say(
             f"{pipeline.model.manifest.name} on {pipeline.backend.device} ({facts.name}), "

@@ -19,7 +19,7 @@ from lantern_accel.decoding.draft_test import (
     allowance,
     examine,
     lift,
-    normalised,
+    normalise,
     residual,
     residual_price,
     weight_of,
@@ -118,7 +118,7 @@ def _drafted(q: Tensor, x: list[Tensor]) -> tuple[list[Tensor], Tensor]:
     rows = [q]
     for code in x[:-1]:
         less = rows[-1].scatter(-1, code.unsqueeze(-1), 0.0)
-        rows.append(normalised(less, less))
+        rows.append(normalise(less, less))
     return rows, torch.stack(
         [weight_of(row, code) for row, code in zip(rows, x, strict=True)], dim=1
     )

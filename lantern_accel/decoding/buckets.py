@@ -1,7 +1,7 @@
 """Chooses how much of the cache a step reads: buckets of visible slots, and which one is next.
 
 Attention reads every slot that it is given. The host learns lengths late: until it does, it goes by the
-most tokens that steps can have added (:class:`~.course.Course`), so that no bucket is left too late.
+most tokens that steps can have added (:class:`~.course.HostLoop`), so that no bucket is left too late.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def allowance(left: Tensor, p: Tensor, q: Tensor | None) -> Tensor:
     return (left / spends.clamp(min=TINY)).clamp(max=1.0)
 
 
-def normalised(weights: Tensor, fallback: Tensor) -> Tensor:
+def normalise(weights: Tensor, fallback: Tensor) -> Tensor:
     total = weights.sum(dim=-1, keepdim=True)
     share = weights / total.clamp(min=TINY)
     # Of nothing the shares are nothing, too.
@@ -132,7 +132,7 @@ def residual(rule: Rule, test: DraftTest, allowed: Tensor | None = None) -> Tens
         rest = p.scatter(-1, column, 0.0) if drafted is None else (p - drafted).clamp(min=0.0)
         # The official code falls back to all codes alike: here, to all that may stand in this place.
         even = torch.ones_like(p) if allowed is None else allowed.float()
-        return normalised(rest, even / even.sum(dim=-1, keepdim=True))
+        return normalise(rest, even / even.sum(dim=-1, keepdim=True))
     target = p
     if rule.residual == "aggregate" and near is not None and absorbed is not None:
         k = rule.acceptance.k
@@ -140,20 +140,20 @@ def residual(rule: Rule, test: DraftTest, allowed: Tensor | None = None) -> Tens
         target = p.scatter(-1, near[..., :k], kept)
     if q is None:
         # A draft that is certain takes all that x counts for.
-        return normalised(target.scatter(-1, column, 0.0), p)
+        return normalise(target.scatter(-1, column, 0.0), p)
     if rule.residual == "optimal":
         # f(y) = min(1, A(y) / q(y)). For sampled drafts q f = min(q, A), and since A >= p, what is left
         # of p is max(0, p - q), whatever A is.
-        return normalised((p - q).clamp(min=0.0), p)
+        return normalise((p - q).clamp(min=0.0), p)
     if rule.relaxed:
         target = target.scatter(-1, column, test.mass.unsqueeze(-1))
-    return normalised((target - q).clamp(min=0.0), p)
+    return normalise((target - q).clamp(min=0.0), p)
 
 
 def residual_price(rule: Rule, test: DraftTest, after: Tensor) -> Tensor:
     """Return what a less than ideal residual adds to the quality loss of a rejection, ``[...]``."""
     if test.q is not None:
-        ideal = normalised((test.p - test.q).clamp(min=0.0), test.p)
+        ideal = normalise((test.p - test.q).clamp(min=0.0), test.p)
         return (after - ideal).clamp(min=0.0).sum(dim=-1)
     refused = (1.0 - test.probability).unsqueeze(-1)
     rest = test.p.scatter(-1, test.x.unsqueeze(-1), 0.0)

@@ -13,13 +13,13 @@ from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.session import Session
 from lantern_accel.decoding.state import State
 from lantern_accel.decoding.target import Drafter, Target
-from lantern_accel.decoding.verify import Verifying
+from lantern_accel.decoding.verify import TargetRunner
 from lantern_accel.device import plan
 from lantern_accel.device.kv_cache import KVCache
-from lantern_accel.strategy.sources import DraftSource
+from lantern_accel.strategy.sources import DraftConfig
 from lantern_accel.strategy.strategy import Strategy
 
-Value = TypeVar("Value", bound=DraftSource)
+Value = TypeVar("Value", bound=DraftConfig)
 Serving = TypeVar("Serving", bound="type[Source]")
 S = TypeVar("S", bound=State)
 #: What is drafted, and what is judged.
@@ -31,15 +31,15 @@ J = TypeVar("J")
 class DraftContext(Generic[Value]):
     """What the drafts of one step are made for.
 
-    ``source``: the value that was chosen; ``verifying``: what runs the target. ``drafter`` and its
+    ``config``: the value that was chosen; ``verifying``: what runs the target. ``drafter`` and its
     ``cache`` are None for a source that needs no drafter; ``copy``: the quantized target, where one was
     given. ``longest``: the drafts of the engine's longest step; None: these are.
     """
 
-    source: Value
+    config: Value
     geometry: Geometry
     session: Session
-    verifying: Verifying
+    verifying: TargetRunner
     drafter: Drafter | None = None
     cache: KVCache | None = None
     copy: Target | None = None
@@ -55,7 +55,7 @@ class Sizing:
     longest: Geometry | None = None
 
 
-class Drafts(ABC, Generic[Value, S, D, J]):
+class DraftSource(ABC, Generic[Value, S, D, J]):
     """The drafts of one step: functions of static buffers, which a device captures with the step.
 
     No method reads a value on the host, and no shape depends on one. Whatever is drafted, decoding stays
@@ -86,7 +86,7 @@ class Drafts(ABC, Generic[Value, S, D, J]):
         """Return a step's sizes, of ``g``, those that all sources have."""
 
     @classmethod
-    def shorter(cls, value: Value, length: int) -> DraftSource:
+    def shorter(cls, value: Value, length: int) -> DraftConfig:
         """Return the source of steps that add at most ``length`` tokens, on the same buffers."""
         return value.of_length(length)
 
@@ -143,13 +143,13 @@ class Drafts(ABC, Generic[Value, S, D, J]):
         return None
 
 
-Source = Drafts[Any, Any, Any, Any]
+Source = DraftSource[Any, Any, Any, Any]
 #: What serves each source.
-SERVED: dict[type[DraftSource], type[Source]] = {}
+SERVED: dict[type[DraftConfig], type[Source]] = {}
 
 
-def register(source: type[DraftSource]) -> Callable[[Serving], Serving]:
-    """Say what serves a source: ``@register(MySource)`` above a subclass of :class:`Drafts`."""
+def register(source: type[DraftConfig]) -> Callable[[Serving], Serving]:
+    """Say what serves a source: ``@register(MySource)`` above a subclass of :class:`DraftSource`."""
 
     def registered(made: Serving) -> Serving:
         SERVED[source] = made

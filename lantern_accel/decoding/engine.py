@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.buckets import usual
-from lantern_accel.decoding.course import DRAFTING_BLOCK, PLAIN_BLOCK, Course, SyncSchedule
 from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.decoding.drafts import Sizing, Source
 from lantern_accel.decoding.geometry import Geometry, geometry_of
+from lantern_accel.decoding.host_loop import DRAFTING_BLOCK, PLAIN_BLOCK, HostLoop, SyncSchedule
 from lantern_accel.decoding.session import GIVEN, Session
 from lantern_accel.decoding.sources import serving
 from lantern_accel.decoding.step import Step
@@ -28,7 +28,7 @@ from lantern_accel.strategy.length_policy import policy_of
 from lantern_accel.strategy.lengths import usual_tokens_per_step
 from lantern_accel.strategy.policy import LengthPolicy
 from lantern_accel.strategy.sampling import Sampling
-from lantern_accel.strategy.sources import DraftLength, DraftSource
+from lantern_accel.strategy.sources import DraftConfig, DraftLength
 from lantern_accel.strategy.strategy import Strategy
 
 
@@ -76,7 +76,7 @@ class Engine:
             source = source.of_length(lengths[-1])
         self.ops, self.greedy = ops, sampling.greedy
 
-        def served(source: DraftSource, longest: Geometry | None) -> tuple[type[Source], Geometry]:
+        def served(source: DraftConfig, longest: Geometry | None) -> tuple[type[Source], Geometry]:
             part = strategy.with_drafts(source)
             made_by = serving(part, sampling.greedy)
             g = geometry_of(target, drafter, part, sampling, batch)
@@ -214,7 +214,7 @@ class Engine:
             self.functions[self.step_name(self.now, slots)]()
 
     def move(self, length: int) -> None:
-        """Go on with another length; its steps find what they need (:meth:`.Drafts.widening`)."""
+        """Go on with another length; its steps find what they need (:meth:`.DraftSource.widening`)."""
         widen = self.functions.get(f"widen {length}")
         if length > self.now and widen is not None:
             widen()
@@ -251,7 +251,7 @@ class Engine:
             # A draft head guesses all drafts again: nothing has to settle after a move.
             settles = self.source.settles and not self.geometry.guesses
             policy = policy_of(self.draft_lengths, usual, settles, self.geometry.batch)
-        self.course = Course(self, policy, schedule, known, step)
+        self.course = HostLoop(self, policy, schedule, known, step)
         self.counted, self.now = {}, max(self.lengths)  # what prefill has prepared
         if policy is not None:
             self.move(policy.begin())

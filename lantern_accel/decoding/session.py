@@ -15,7 +15,7 @@ from lantern_accel.decoding.rows import Cut, Guidance
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.state import FiniteGuard, RuntimeParams, State
 from lantern_accel.decoding.target import CacheSizes, Drafter, Target
-from lantern_accel.decoding.verify import Verifying
+from lantern_accel.decoding.verify import TargetRunner
 from lantern_accel.device.kv_cache import KVCache
 from lantern_accel.device.noise import draw_uniforms, noise_keys
 from lantern_accel.device.operations import TensorOps
@@ -87,7 +87,7 @@ class Session:
             self.drafter_cache = self._cache(drafter.config, g.drafter_slots, dtype, True)
             taps, open_pads = drafter.taps, not (drafter.config.mask_padding or g.own_prompts)
         cache = self._cache(target.config, g.target_slots, dtype, rewritten)
-        self.verifying = Verifying(target, ops, cache, g, guidance, taps, open_pads)
+        self.verifying = TargetRunner(target, ops, cache, g, guidance, taps, open_pads)
 
     def _cache(self, sizes: CacheSizes, slots: int, dtype: torch.dtype, rewritten: bool) -> KVCache:
         """Allocate the cache of a target or a drafter."""

@@ -20,7 +20,7 @@ from lantern_accel.device.plan import (
     TargetModel,
     declared,
 )
-from lantern_accel.strategy.sources import DraftSource
+from lantern_accel.strategy.sources import DraftConfig
 
 
 class Step:
@@ -34,7 +34,7 @@ class Step:
     def __init__(
         self,
         session: Session,
-        value: DraftSource,
+        value: DraftConfig,
         made_by: type[Source],
         geometry: Geometry,
         copy: Target | None = None,

@@ -18,7 +18,7 @@ from lantern_accel.nn.masks import dense_visible, pads_visible
 
 
 @dataclass
-class Verifying:
+class TargetRunner:
     """The target of one engine, with its cache and constants.
 
     ``guidance`` makes one distribution of an image's rows. ``taps``: blocks whose states the drafter

@@ -62,7 +62,7 @@ def load_offers(hook: str, what: str, check: Callable[[object], OfferT]) -> Offe
 
         def ask(name: str = name, value: str = value) -> list[OfferT]:
             plugin = importlib.metadata.EntryPoint(name, value, GROUP).load()
-            return [check(one) for one in _offered(plugin, hook, what)]
+            return [check(one) for one in _ask_plugin(plugin, hook, what)]
 
         try:
             offers += [(name, value, one) for one in in_time(ask, LOOKING)]
@@ -100,7 +100,7 @@ class Unfit(Exception):
     """A plug-in loaded, but is not what a plug-in must be."""
 
 
-def _offered(plugin: object, hook: str, what: str) -> list[object]:
+def _ask_plugin(plugin: object, hook: str, what: str) -> list[object]:
     """Ask one plug-in what it offers; raises Unfit when it cannot be asked."""
     # pluggy reads every attribute of what it registers; on an instance that runs properties.
     if not isinstance(plugin, types.ModuleType) and not inspect.isclass(plugin):

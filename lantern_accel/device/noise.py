@@ -89,7 +89,7 @@ def threefry(
     return x0, x1
 
 
-def _halved(x: Tensor) -> tuple[Tensor, Tensor]:
+def _split_mantissa(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mantissa of float32 ``x`` in 1 to 2**32, in 1 to 2, and 33 less its exponent, float32.
 
     Halved step by step, which is exact: not every device can look at a number's bits. The last step is
@@ -114,7 +114,7 @@ def exponential_of(words: Tensor, product: Product = operator.mul) -> Tensor:
     """
     upper = words < 0
     small = torch.where(upper, torch.bitwise_not(words), words).float() + 0.5
-    mantissa, halvings = _halved(small * 2.0)
+    mantissa, halvings = _split_mantissa(small * 2.0)
     share = small * 2.0**-32
     above = torch.where(upper, share, 1.0 - mantissa)
     below = torch.where(upper, 2.0 - share, 1.0 + mantissa)

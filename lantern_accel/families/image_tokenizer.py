@@ -34,7 +34,7 @@ LOWEST_FIRST: Rule = (r"^decoder\.up\.", "decoder.conv_blocks.")
 _UP = r"\bdecoder\.up\.(\d+)\."
 
 
-def picture_names(
+def tokenizer_names(
     names: Iterable[str], prefix: str = "", rules: Iterable[Rule] = ()
 ) -> dict[str, str]:
     """Return our name of every tensor of a tokenizer with Meta's names, with its key.
@@ -162,7 +162,7 @@ class VQFamily(Family[ManifestT]):
     def names(self, part: str, checkpoint: Checkpoint, manifest: ManifestT) -> dict[str, str]:
         if part != "vq" or self.vq_prefix is None:
             return super().names(part, checkpoint, manifest)
-        return picture_names(checkpoint, self.vq_prefix, self.rules.get(part, ()))
+        return tokenizer_names(checkpoint, self.vq_prefix, self.rules.get(part, ()))
 
     def pixels(self, model: Model[ManifestT], tokens: Tensor, shape: Hashable = None) -> Tensor:
         """Decode codes in float32, whatever the target's dtype; what ends a row is dropped."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lantern_accel.checkpoints.layouts import check_said
+from lantern_accel.checkpoints.layouts import check_sizes
 from lantern_accel.checkpoints.loading import Recipe, fill
 from lantern_accel.checkpoints.weights import Checkpoint, open_checkpoint
 from lantern_accel.errors import CheckpointError
@@ -261,7 +261,7 @@ def llama_sizes(
         )
     sizes = trunk_sizes(checkpoint, named, width)
     same = {"dim": sizes["dim"], "n_layer": sizes["n_layer"], "vocab_size": sizes["token_count"]}
-    check_said(path, said, same)
+    check_sizes(path, said, same)
     return {
         **sizes,
         "head_width": 0 if rows == sizes["dim"] else width,

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.course import Course, SyncSchedule
 from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.decoding.engine import Engine
+from lantern_accel.decoding.host_loop import HostLoop, SyncSchedule
 from lantern_accel.device.backend import Stopwatch
 from lantern_accel.device.context import inferring
 from lantern_accel.errors import DoesNotFitError, NotFiniteError, RequestError
@@ -124,7 +124,7 @@ class Batch(Generic[J]):
         self.phases = phases or Phases(self.backend.stopwatch)
         self._rows: dict[int, J] = {}
         #: The engine's buffers, the length of its next step and its rows, while others use it.
-        self._aside: tuple[dict[str, Tensor], int, Course] | None = None
+        self._aside: tuple[dict[str, Tensor], int, HostLoop] | None = None
         self.ready = self._open()
         if joins:
             self._empty()

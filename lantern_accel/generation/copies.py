@@ -24,7 +24,7 @@ ProductTimes = Mapping[str, Mapping[int, float]]
 
 
 @dataclass(frozen=True)
-class Likely:
+class CopyCandidate:
     """A copy's drafts with the predicted ``speedup`` over plain decoding; nothing was timed."""
 
     tree: SelfDrafts
@@ -80,7 +80,7 @@ def likely_copies(
     timed: Sequence[DraftLength],
     tokens: int,
     step: float | None = None,
-) -> list[Likely]:
+) -> list[CopyCandidate]:
     """Return the drafts by a copy that are predicted fastest, and the next best by the same copy.
 
     The second has another window of its own.
@@ -100,7 +100,7 @@ def likely_copies(
 
     # The copy's windows are guessed as the target's are.
     gains = {one.length: one.tokens_per_step for one in timed}
-    found: list[Likely] = []
+    found: list[CopyCandidate] = []
     for name, rate in auto.USUAL_RATES.items():
         for length in own_windows(timed):
             window = length if length > 1 else 0
@@ -122,7 +122,7 @@ def likely_copies(
             lengths = [1, *(n + 1 for n in drafts if n <= longest)]
             own = (2 * passes * longest + best) // (2 * best) if window else 0
             tree = SelfDrafts.over(lengths, weights=name, window=window, passes=own)
-            found.append(Likely(tree, speeds[best, passes]))
+            found.append(CopyCandidate(tree, speeds[best, passes]))
 
     found.sort(key=lambda one: one.speedup, reverse=True)
     return [one for one in found if one.tree.weights == found[0].tree.weights][:2]

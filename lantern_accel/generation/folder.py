@@ -167,7 +167,7 @@ def read_share(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def draw_file(
+def generate_file(
     prompts: Path,
     output: Path,
     opened: Callable[[], AbstractContextManager[Pipeline]],

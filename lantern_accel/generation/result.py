@@ -206,7 +206,7 @@ class GenerationResult:
                 "another program paints from"
             )
         count = len(self.images)
-        written = [numbered(Path(path), index, count) for index in range(count)]
+        written = [number_path(Path(path), index, count) for index in range(count)]
         for image, out in zip(self.images, written, strict=True):
             save_image(image, out, metadata)
         return written
@@ -294,7 +294,7 @@ def image_grid(images: Sequence[Image], columns: int, labels: Sequence[str] = ()
     return sheet
 
 
-def picture_format(path: Path) -> str:
+def image_format(path: Path) -> str:
     """Return Pillow's name of the format that a suffix stands for; ``.png`` where there is none.
 
     An image of one pixel is written first: Pillow lists formats that cannot take a photograph, or
@@ -316,7 +316,7 @@ def picture_format(path: Path) -> str:
     )
 
 
-def numbered(path: Path, index: int, count: int) -> Path:
+def number_path(path: Path, index: int, count: int) -> Path:
     """Return the file of one of ``count`` images: ``path``, or ``name-0.png``, ``name-1.png``, ..."""
     if count == 1:
         return path
@@ -327,7 +327,7 @@ def save_image(image: Image, path: Path, metadata: bool = True) -> None:
     """Write one image, whole or not at all; a PNG with ``metadata`` has what :func:`describe` noted."""
     from PIL.PngImagePlugin import PngInfo
 
-    kind = picture_format(path)
+    kind = image_format(path)
     more: dict[str, object] = {}
     if metadata and kind == "PNG":
         more["pnginfo"] = chunks = PngInfo()

@@ -23,7 +23,7 @@ from lantern_accel.records import Record, digest
 from lantern_accel.strategy.choices import key_of
 from lantern_accel.strategy.length_policy import GAIN
 from lantern_accel.strategy.lengths import in_batch, odds_between, shifted, usual_tokens_per_step
-from lantern_accel.strategy.sources import DraftSource
+from lantern_accel.strategy.sources import DraftConfig
 from lantern_accel.strategy.trees import cut_tree
 from lantern_accel.strategy.values import AUTO_LENGTHS, Strategy, Window, with_tokens_per_step
 
@@ -113,7 +113,7 @@ def tree_tokens(nodes: int) -> float:
     return found
 
 
-def tree_of(costs: RowCosts, branches: int, tree: DraftSource) -> DraftSource:
+def tree_of(costs: RowCosts, branches: int, tree: DraftConfig) -> DraftConfig:
     """Return a drafter's tree that nobody chose, with no more nodes than are worth their rows.
 
     It stays as it is where costs were not measured.

@@ -31,7 +31,7 @@ class InterruptedDecodingError(LanternError):
 
 
 @dataclass(frozen=True)
-class Drawn:
+class SampledTokens:
     """The tokens of a batch, int64 ``[B, N]`` on the host, and the seconds of prefill and decoding."""
 
     tokens: Tensor
@@ -49,13 +49,13 @@ class Adapter:
 
     An engine gives the weights, what tokens are sampled from, a seed and an index for each image, and a
     function that is called while tokens are sampled and that may raise to end it; it gets a
-    :class:`Drawn`, which ``last`` keeps. ``overrides`` are fields of :class:`Sampling` that win over what
-    the engine asks for.
+    :class:`SampledTokens`, which ``last`` keeps. ``overrides`` are fields of :class:`Sampling` that win
+    over what the engine asks for.
     """
 
     strategy: str | Strategy = "auto"
     overrides: dict[str, Any] = field(default_factory=dict)
-    last: Drawn | None = None
+    last: SampledTokens | None = None
     pipeline: Pipeline | None = None
 
     def draw(
@@ -65,7 +65,7 @@ class Adapter:
         sampling: Sampling,
         seeds: Sequence[tuple[int, int]],
         on_progress: Callable[[int], None] | None = None,
-    ) -> Drawn:
+    ) -> SampledTokens:
         """Generate a batch of rows, whatever their seeds.
 
         ``seeds``: for each image its seed and its index in the request, which fix its randomness.
@@ -77,7 +77,7 @@ class Adapter:
         with pipeline.backend.stopwatch() as watch:
             asked = chosen, sampling, seeds
             done, _ = pipeline.decode_rows(lambda: (rows, shape), *asked, on_progress=on_progress)
-        self.last = Drawn(done.tokens, watch.seconds)
+        self.last = SampledTokens(done.tokens, watch.seconds)
         return self.last
 
 
@@ -108,7 +108,7 @@ class Own(Adapter):
         size: tuple[int, int],
         seeds: Sequence[tuple[int, int]],
         on_progress: Callable[[int], None] | None = None,
-    ) -> Drawn:
+    ) -> SampledTokens:
         """Generate one image of each prompt, ``size`` being width and height in pixels."""
         pipeline = self.pipeline
         made = pipeline.conditions(prompts, size)

@@ -10,7 +10,7 @@ from torch import Tensor
 from lantern_accel.device.context import own_context
 from lantern_accel.errors import RequestError
 from lantern_accel.families.controls import Controls
-from lantern_accel.integrations.adapter import Drawn, Own
+from lantern_accel.integrations.adapter import Own, SampledTokens
 from lantern_accel.integrations.decoding import Accelerated
 from lantern_accel.integrations.distribution import processors_of, prompts_of, sampling_of
 from lantern_accel.strategy.values import Sampling
@@ -24,7 +24,7 @@ def draw_prior(
     size: tuple[int, int],
     seeds: Sequence[tuple[int, int]],
     on_progress: Callable[[int], None] | None = None,
-) -> Drawn:
+) -> SampledTokens:
     """Sample the codes of both grids, ``[B, N]``, one image of each prompt.
 
     Around a module the distribution is that of its own ``generate(do_sample=True)``. ``size``: width and
@@ -63,7 +63,7 @@ def draw_ids(
     sampling: Sampling,
     seeds: Sequence[tuple[int, int]],
     on_progress: Callable[[int], None] | None = None,
-) -> Drawn:
+) -> SampledTokens:
     """Sample the codes of both grids, ``[B, N]``, of prompts that GLM-Image's processor made.
 
     ``ours`` is ready; ``grids``: the processor's ``image_grid_thw``, of which the first is the large one.

@@ -31,7 +31,7 @@ from lantern_accel.generation.folder import FolderImages
 from lantern_accel.prompts import Item
 from lantern_accel.serving.app import make_app
 from lantern_accel.serving.keys import read_keys
-from lantern_accel.serving.studio import ServerSettings, usual_slots
+from lantern_accel.serving.scheduler import ServerSettings, usual_slots
 
 require("ray")
 
@@ -255,7 +255,7 @@ class Replica:
         slots = given.slots or usual_slots(self._pipeline)
         limits = ServerSettings(slots, given.queue, given.deadline, keys, grace=given.grace)
         self._service = make_app(self._pipeline, limits)
-        self._studio = self._service.state.studio
+        self._studio = self._service.state.scheduler
         if not alone:  # otherwise Serve runs the application
             self._studio.start()
 

@@ -22,7 +22,7 @@ from lantern_accel.bounds import SEEDS
 from lantern_accel.errors import DoesNotFitError, LanternError
 from lantern_accel.families.glm_image.grids import grid_of, prior_token_ids
 from lantern_accel.families.releases import require
-from lantern_accel.integrations.adapter import Drawn, fresh_seeds, settings_in
+from lantern_accel.integrations.adapter import SampledTokens, fresh_seeds, settings_in
 from lantern_accel.integrations.glm_image import draw_prior
 from lantern_accel.integrations.transformers import accelerated
 
@@ -79,7 +79,7 @@ class _ImageSeeds:
 
     seeds: list[int]
     codes: dict[int, Tensor] = field(default_factory=dict)
-    drawn: list[Drawn] = field(default_factory=list)
+    drawn: list[SampledTokens] = field(default_factory=list)
 
 
 _request: ContextVar[_ImageSeeds | None] = ContextVar("lantern_accel_sglang", default=None)

@@ -96,13 +96,13 @@ class JanusStage(PipelineStage):  # type: ignore[misc]  # as above
         ]
         with self.progress_bar(batch=batch, unit="token") as bar:
 
-            def progressed(known: int, total: int) -> None:
+            def report_progress(known: int, total: int) -> None:
                 nonlocal seen
                 bar.total = total
                 bar.update(known - seen)
                 seen = known
 
-            done = self.ours.pictures(prompts, seeds, self._asked(batch), progressed)
+            done = self.ours.pictures(prompts, seeds, self._asked(batch), report_progress)
         self.log_info("%s", figures(done))
         if batch.metrics is not None:
             for name, seconds in durations(done, "JanusStage").items():

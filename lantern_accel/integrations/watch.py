@@ -92,7 +92,7 @@ class Watch:
         for hooks in _GLOBAL_HOOKS:
             for hook in hooks.values():
                 raise _other("every module", f"has the global hook {_hook_name(hook)}", _HOOK)
-        expected = self._expected()
+        expected = self._make_expected()
         for path, one in self.modules():
             where, own = path or "the module", vars(one)
             if "_hf_hook" in own:
@@ -133,7 +133,7 @@ class Watch:
             if type(t) not in (Tensor, nn.Parameter, nn.Buffer):
                 raise _other(path, f"is a {type(t).__qualname__}, no plain tensor", _UNPACKED)
 
-    def _expected(self) -> dict[str, nn.Module] | None:
+    def _make_expected(self) -> dict[str, nn.Module] | None:
         """Return the modules that the configuration makes, no data in them; None where none here."""
         kind: Any = type(self.model)
         try:

@@ -7,7 +7,7 @@ over time reads the image and the others read nothing. Decoding is therefore a n
 exact.
 
 Names of parameters are :class:`~lantern_accel.nn.vq.VQModel`'s with those of the official files for what
-is added; :func:`lantern_accel.families.image_tokenizer.picture_names` has the official ones.
+is added; :func:`lantern_accel.families.image_tokenizer.tokenizer_names` has the official ones.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ def _by_row(weight: Tensor) -> tuple[Tensor, Tensor]:
     return (weight / step).round().clamp(-127, 127).to(torch.int8), step
 
 
-def _added(x: Tensor) -> Tensor:
+def _add_up(x: Tensor) -> Tensor:
     """Add up ``x [..., n]``, n a power of two, by halves: in one order, so that all devices cut alike."""
     while x.shape[-1] > 1:
         half = x.shape[-1] // 2
@@ -179,7 +179,7 @@ def _by_group(weight: Tensor, how: Rounding, tries: int) -> tuple[Tensor, Tensor
         offset = bottom.bfloat16()
         s, o = step.float().unsqueeze(-1), offset.float().unsqueeze(-1)
         levels = ((groups - o) / s).round_().clamp_(0, most)
-        error = _added((levels * s + o - groups).square_())
+        error = _add_up((levels * s + o - groups).square_())
         made = levels.to(torch.uint8)
         if least is None:
             least, best, steps, offsets = error, made, step, offset

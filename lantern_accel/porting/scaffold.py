@@ -72,16 +72,16 @@ def _copy(source: Path, target: Path, name: str) -> None:
     for one in source.iterdir():
         if one.name == "__pycache__":  # left by installers that compile
             continue
-        path = target / _renamed(one.name, name)
+        path = target / _rename(one.name, name)
         if one.is_dir():
             _copy(one, path, name)
             continue
         text = one.read_text(encoding="utf-8")
         text = with_stubs(text) if one.name == "backend.py" else text
-        path.write_text(_renamed(text, name), encoding="utf-8")
+        path.write_text(_rename(text, name), encoding="utf-8")
 
 
-def _renamed(text: str, name: str) -> str:
+def _rename(text: str, name: str) -> str:
     """Write the device's name wherever the template's is, in one go: a name may contain that word."""
     title = name.replace("_", " ").title()
     words = {

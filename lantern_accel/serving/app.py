@@ -35,7 +35,7 @@ from lantern_accel.serving.guard import IMAGES_PATH, JOB, LAST_ANSWERS, OUTCOME,
 from lantern_accel.serving.metrics import Metrics
 from lantern_accel.serving.queue import Completed, Event, Finished, Job, Partial
 from lantern_accel.serving.refusals import Refusal, check_model, refusal_of, unsupported_body
-from lantern_accel.serving.studio import Scheduler, ServerSettings
+from lantern_accel.serving.scheduler import Scheduler, ServerSettings
 from lantern_accel.strategy.values import AUTO, STRATEGIES
 
 log = logging.getLogger("lantern_accel.serving")
@@ -52,7 +52,7 @@ PAGE_POLICY = (
 
 
 class Inbox:
-    """Carries a job's events from the studio's thread into the loop of its request."""
+    """Carries a job's events from the scheduler's thread into the loop of its request."""
 
     def __init__(self, request: ImageRequest) -> None:
         self._loop = asyncio.get_running_loop()
@@ -99,7 +99,7 @@ def make_app(pipeline: Pipeline, settings: ServerSettings | None = None) -> Fast
         title="lantern_accel", version=lantern_accel.__version__, lifespan=lifespan, docs_url=None,
         redoc_url=None,
     )  # fmt: skip
-    app.state.studio = scheduler
+    app.state.scheduler = scheduler
     app.add_middleware(Guard, metrics=metrics, limits=limits, answers=answers)
     if limits.origins:  # outside the guard: a preflight has no key, and errors are read too
         app.add_middleware(
@@ -319,7 +319,7 @@ class Server(uvicorn.Server):
     """Stops in order: what waits is refused at once, what runs is finished within ``grace``."""
 
     def __init__(self, app: FastAPI, *, grace: float, host: str, port: int) -> None:
-        scheduler: Scheduler = app.state.studio
+        scheduler: Scheduler = app.state.scheduler
         logs = copy.deepcopy(uvicorn.config.LOGGING_CONFIG)
         logs["loggers"]["lantern_accel.serving"] = {"handlers": ["default"], "level": "INFO"}
         config = uvicorn.Config(

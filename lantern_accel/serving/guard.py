@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from lantern_accel.serving.metrics import Metrics
 from lantern_accel.serving.queue import Job
 from lantern_accel.serving.refusals import Refusal, not_whole, refusal_of, server_closing
-from lantern_accel.serving.studio import ServerSettings
+from lantern_accel.serving.scheduler import ServerSettings
 
 log = logging.getLogger("lantern_accel.serving")
 

@@ -73,7 +73,7 @@ Event = Partial | Finished | Completed | Exception
 
 @dataclass(eq=False)
 class Job:
-    """One request under way. ``deliver`` is called in the studio's thread; it must not block."""
+    """One request under way. ``deliver`` is called in the scheduler's thread; it must not block."""
 
     request: ImageRequest
     deliver: Callable[[Event], None]

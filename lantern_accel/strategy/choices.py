@@ -124,7 +124,7 @@ def read_choice(key: dict[str, object]) -> Choice | None:
     A damaged or changed file is not a choice.
     """
     kept = _read(choice_path(key), Choice)
-    found = [*([] if kept is None else [kept]), *_shipped(Choice)]
+    found = [*([] if kept is None else [kept]), *_read_shipped(Choice)]
     return next((one for one in found if one.key == key), None)
 
 
@@ -161,7 +161,7 @@ def _read(path: Path, kind: type[Kept]) -> Kept | None:
     return None
 
 
-def _shipped(kind: type[Kept]) -> Iterator[Kept]:
+def _read_shipped(kind: type[Kept]) -> Iterator[Kept]:
     try:
         folder = profiles_dir() / "choices"
     except ProfileError:  # an installation without profiles ships no choices either
@@ -173,6 +173,6 @@ def _shipped(kind: type[Kept]) -> Iterator[Kept]:
 
 def known_tokens_per_step(weights_hash: str, temperature: float) -> Payoff | None:
     """Return the shipped tokens per step of the nearest temperature; None for other models."""
-    found = [one for one in _shipped(Payoff) if one.weights_hash == weights_hash]
+    found = [one for one in _read_shipped(Payoff) if one.weights_hash == weights_hash]
     greedy = [one for one in found if (one.temperature == 0) == (temperature == 0)]
     return min(greedy, key=lambda one: abs(one.temperature - temperature), default=None)

@@ -16,7 +16,7 @@ from lantern_accel.records import Frozen
 from lantern_accel.strategy.presets import PRESETS
 from lantern_accel.strategy.rules import OPTION_NAMES, AcceptanceRule, Lantern, LanternPP
 from lantern_accel.strategy.sources import (
-    DraftSource,
+    DraftConfig,
     DynamicTree,
     NoTree,
     StaticTree,
@@ -117,7 +117,7 @@ def choose_strategy(defaults: ModelDefaults, strategy: str | Strategy, **changes
     drafts = changes.get("drafts")
     if isinstance(drafts, str):
         drafts = changes["drafts"] = _read("drafts", parse_drafts, drafts)
-    if strategy == AUTO and isinstance(drafts, DraftSource) and drafts.kind in named_sources():
+    if strategy == AUTO and isinstance(drafts, DraftConfig) and drafts.kind in named_sources():
         strategy = drafts.kind  # one that is a strategy by itself
     accept = changes.pop("accept", None)
     relaxed = changes.pop("relaxed", None)
@@ -193,7 +193,7 @@ def _automatic(
     return chosen.override(coupling=coupling)
 
 
-def _check_drafts(named: Strategy, drafts: DraftSource | None) -> None:
+def _check_drafts(named: Strategy, drafts: DraftConfig | None) -> None:
     """Refuse a tree under a name that says there is none, and none under one that drafts."""
     if drafts is None or isinstance(drafts, NoTree) == isinstance(named.drafts, NoTree):
         return

@@ -39,10 +39,10 @@ def chain_paths(length: int) -> tuple[Path, ...]:
 
 
 #: Every source that is defined, by kind.
-SOURCES: dict[str, type[DraftSource]] = {}
+SOURCES: dict[str, type[DraftConfig]] = {}
 
 
-class DraftSource(Registered):
+class DraftConfig(Registered):
     """Where drafts come from.
 
     A subclass gives ``kind`` (a ``Literal`` with a default), its fields, and :attr:`shape`, or the
@@ -90,7 +90,7 @@ class DraftSource(Registered):
         """Say why no strategy has these drafts with relaxed acceptance or a coupling; None: one may."""
         return None
 
-    def of_length(self, length: int) -> DraftSource:
+    def of_length(self, length: int) -> DraftConfig:
         """Return the source of steps that add at most ``length`` tokens."""
         raise StrategyError(f"the source of drafts {self.kind!r} has steps of one length")
 
@@ -142,7 +142,7 @@ def with_tokens_per_step(
     )
 
 
-class AdaptiveSource(DraftSource):
+class AdaptiveSource(DraftConfig):
     """A source whose steps may have fewer drafts than all, as the host chooses from step to step.
 
     ``draft_lengths`` rise to that of all drafts; none: every step has all of them.
@@ -173,7 +173,7 @@ class AdaptiveSource(DraftSource):
 Fresh = Literal["uniform", "above", "head"]
 
 
-class NoTree(DraftSource):
+class NoTree(DraftConfig):
     """Plain autoregressive decoding: one token a step, no drafter."""
 
     kind: Literal["none"] = "none"
@@ -200,11 +200,11 @@ class ChainTree(AdaptiveSource):
     def shape(self) -> tuple[Path, ...]:
         return chain_paths(self.length)
 
-    def of_length(self, length: int) -> DraftSource:
+    def of_length(self, length: int) -> DraftConfig:
         return NoTree() if length == 1 else ChainTree(length=length - 1)
 
 
-class StaticTree(DraftSource):
+class StaticTree(DraftConfig):
     """A tree of fixed shape, as in EAGLE-1 and LANTERN++; drafts are sampled without replacement.
 
     ``paths`` lists every node but the root; the parent of a node must be there too, and siblings are
@@ -243,7 +243,7 @@ class StaticTree(DraftSource):
         return f"trees of {len(self.paths)} drafts, up to {longest - 1} deep"
 
 
-class DynamicTree(DraftSource):
+class DynamicTree(DraftConfig):
     """EAGLE-2's tree: a beam of the drafter's most likely paths, the best ``total`` nodes kept."""
 
     kind: Literal["dynamic"] = "dynamic"
@@ -313,7 +313,7 @@ class Window(AdaptiveSource):
             )
         return None
 
-    def of_length(self, length: int) -> DraftSource:
+    def of_length(self, length: int) -> DraftConfig:
         return self.model_copy(update={"length": length, "draft_lengths": ()})
 
     def text(self, longest: int) -> str:
@@ -370,7 +370,7 @@ class SelfDrafts(AdaptiveSource):
         """Passes of the copy a step."""
         return (self.passes or -(-self.length // 3)) if self.window else self.length
 
-    def of_length(self, length: int) -> DraftSource:
+    def of_length(self, length: int) -> DraftConfig:
         """Return fewer drafts with their share of the passes, rounded; NoTree for 1."""
         drafts = length - 1
         passes = max(
@@ -388,10 +388,10 @@ class SelfDrafts(AdaptiveSource):
         return 1
 
 
-def source_class(kind: str) -> type[DraftSource] | None:
+def source_class(kind: str) -> type[DraftConfig] | None:
     """Return the source of this kind; None: there is none. Raises StrategyError for a broken package."""
     known = kind in SOURCES or any(entry_points(group=GROUP, name=kind))
-    return DraftSource.of_kind(kind) if known else None
+    return DraftConfig.of_kind(kind) if known else None
 
 
 def named_sources() -> list[str]:
@@ -409,5 +409,5 @@ _SCHEMA = {
 }
 #: A source of drafts as a field of a model.
 AnyKind = Annotated[
-    SerializeAsAny[DraftSource], BeforeValidator(DraftSource.described), WithJsonSchema(_SCHEMA)
+    SerializeAsAny[DraftConfig], BeforeValidator(DraftConfig.described), WithJsonSchema(_SCHEMA)
 ]

@@ -10,7 +10,7 @@ from lantern_accel.errors import StrategyError
 from lantern_accel.records import Frozen
 from lantern_accel.strategy.rules import Acceptance, Exact, validated
 from lantern_accel.strategy.sampling import Sampling
-from lantern_accel.strategy.sources import AdaptiveSource, AnyKind, DraftLength, DraftSource, NoTree
+from lantern_accel.strategy.sources import AdaptiveSource, AnyKind, DraftConfig, DraftLength, NoTree
 
 Residual = Literal["aggregate", "official", "optimal"]
 #: ``invariant``: noise of the seed, the image, the position and the code decides every token, drafted or
@@ -109,7 +109,7 @@ class Strategy(Frozen):
         """The lengths between which the host moves; () where all steps are alike."""
         return self.drafts.draft_lengths if isinstance(self.drafts, AdaptiveSource) else ()
 
-    def with_drafts(self, drafts: DraftSource | None = None, **changes: object) -> Strategy:
+    def with_drafts(self, drafts: DraftConfig | None = None, **changes: object) -> Strategy:
         """Return it with other drafts, or with fields of its drafts changed; nothing is checked."""
         made = (drafts or self.drafts).model_copy(update=changes)
         return self.model_copy(update={"drafts": made})
@@ -169,7 +169,7 @@ class Strategy(Frozen):
         for key, value in changes.items():
             if value is None:
                 continue
-            if key == "drafts" and isinstance(value, DraftSource):
+            if key == "drafts" and isinstance(value, DraftConfig):
                 values["drafts"] = self._drafts_by(value)
             elif key == "window":
                 if not self.drafts.windowed:
@@ -194,7 +194,7 @@ class Strategy(Frozen):
                 )
         return validated(Strategy, values, "strategy")
 
-    def _drafts_by(self, drafts: DraftSource) -> dict[str, object]:
+    def _drafts_by(self, drafts: DraftConfig) -> dict[str, object]:
         """Return the values of other drafts: of a drafter in place of its own, else of the same kind."""
         if not (self.drafts.apart or drafts.apart):
             return drafts.model_dump()

@@ -6,10 +6,10 @@ import math
 
 from lantern_accel.errors import StrategyError, did_you_mean
 from lantern_accel.strategy.rules import validated
-from lantern_accel.strategy.sources import DraftSource, DynamicTree, Path, StaticTree, source_class
+from lantern_accel.strategy.sources import DraftConfig, DynamicTree, Path, StaticTree, source_class
 
 
-def tree_paths(tree: DraftSource) -> tuple[Path, ...]:
+def tree_paths(tree: DraftConfig) -> tuple[Path, ...]:
     """Return the paths of a tree whose shape is known in advance; () without a tree."""
     if tree.shape is None:
         raise StrategyError(f"drafts of the kind {tree.kind!r} have no paths before they are made")
@@ -42,7 +42,7 @@ class TreeTables:
         return sum(len(level) for level in self.inner)
 
 
-def cut_tree(tree: DraftSource, nodes: int) -> DraftSource:
+def cut_tree(tree: DraftConfig, nodes: int) -> DraftConfig:
     """Return a drafter's tree with at most ``nodes`` nodes, the root included, and at least one draft.
 
     A static tree keeps the likeliest drafts: one level deeper halves what a draft is worth, one sibling
@@ -92,7 +92,7 @@ STATIC_TREES = {
 EAGLE2_TREE = DynamicTree(top_k=10, depth=4, total=59)
 
 
-def parse_drafts(text: str) -> DraftSource:
+def parse_drafts(text: str) -> DraftConfig:
     """Read a source of drafts from text, as ``--strategy NAME:drafts=TEXT`` takes it.
 
     ``none``; ``chain:4``; a static tree's name; ``dynamic`` or ``dynamic:K,DEPTH,TOTAL``; or paths

@@ -90,7 +90,7 @@ def mistakes(
     }
     if other is not None:
         found["another layer's cache is read"] = attention_of(q, other[0], other[1], seen)
-    share, leaked = _leaked(got, q, k, v, seen)
+    share, leaked = _find_leak(got, q, k, v, seen)
     if leaked is not None:
         found[
             f"hidden slots are not hidden enough: one weighs {share:.2g} of what it would were it seen"
@@ -98,7 +98,7 @@ def mistakes(
     return found
 
 
-def _leaked(
+def _find_leak(
     got: Tensor, q: Tensor, k: Tensor, v: Tensor, seen: Tensor
 ) -> tuple[float, Tensor | None]:
     """Return the weight of hidden slots, of what it would be were they seen, that explains ``got``."""

@@ -133,14 +133,16 @@ def likeliest(backend: Backend) -> Measured:
             ("best", backend.best(values.to(to), count), None),
         ):  # fmt: skip
             want = values.double() if scores is None else scores.log().clamp(min=FLOOR)
-            _ranked(f"{name} of {vocab} codes", found, want, backend.index)
+            _check_ranking(f"{name} of {vocab} codes", found, want, backend.index)
             rows += 10
     return Measured(
         f"{rows} rows give their largest codes{left_to_reference(backend, 'likeliest', 'best')}"
     )
 
 
-def _ranked(what: str, found: tuple[Tensor, Tensor], want: Tensor, index: torch.dtype) -> None:
+def _check_ranking(
+    what: str, found: tuple[Tensor, Tensor], want: Tensor, index: torch.dtype
+) -> None:
     """Hold the largest values and their places to all values in float64; equal ones in any order."""
     values, places = found[0].cpu().double(), found[1].cpu()
     count = values.shape[-1]

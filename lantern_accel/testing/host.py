@@ -48,7 +48,7 @@ class _Noting:
         return logits
 
 
-def _decoded(engine: tiny.TinyEngine, seed: int) -> Request:
+def _decode(engine: tiny.TinyEngine, seed: int) -> Request:
     tiny.start(engine, seed)
     done = engine.run(None)
     return Request(done.tokens.cpu(), done.steps.cpu(), [])
@@ -57,7 +57,7 @@ def _decoded(engine: tiny.TinyEngine, seed: int) -> Request:
 def _noted(engine: tiny.TinyEngine, seed: int) -> Request:
     noting = _Noting(engine.verifying.guidance)
     vars(engine.verifying)["guidance"] = noting
-    return replace(_decoded(engine, seed), logits=noting.seen)
+    return replace(_decode(engine, seed), logits=noting.seen)
 
 
 @inferring
@@ -85,7 +85,9 @@ def next_to_cpu(backend: Backend, *, family: str = "", seed: int = 4) -> Measure
             break  # another way through the same step
         if step > until:
             break
-        worst = max(worst, _compared(found, reference, f"step {step}" if step else "the prefill"))
+        worst = max(
+            worst, _compare_with_host(found, reference, f"step {step}" if step else "the prefill")
+        )
         count += 1
     check_tokens(got.tokens[:, :until], want.tokens[:, :until])
     told = f"{want.tokens[:, :until].numel()} tokens and {count} logits are the CPU's{tie}"
@@ -96,7 +98,7 @@ def _scale(reference: Tensor) -> float:
     return float(reference[reference > FORBIDDEN].abs().max())
 
 
-def _compared(found: Tensor, reference: Tensor, where: str) -> float:
+def _compare_with_host(found: Tensor, reference: Tensor, where: str) -> float:
     """Return how far logits are from the host's, as a share of the largest; raise where too far."""
     may = reference > FORBIDDEN
     off = torch.where(may, (found - reference).abs() / _scale(reference), 0.0)
@@ -169,7 +171,7 @@ def drawn(backend: Backend) -> Measured:
         for number, seed in enumerate(SEEDS):
             if number > (strategy == "vanilla") and not wrong:
                 break
-            want, got = (_decoded(engine, seed) for engine in (theirs, ours))
+            want, got = (_decode(engine, seed) for engine in (theirs, ours))
             tokens += want.tokens.numel()
             if fault := _differs(got, want):
                 wrong.append(f"request {seed}: {fault}")

@@ -181,7 +181,7 @@ NORMS = ((768, 1e-5), (1280, 1e-5), (2048, 1e-6), (4096, 1e-5), (37, 1e-6))
 SCALES = (1.0, 1e-2, 3e-3, 30.0, 0.0)
 
 
-def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def _normalize(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
@@ -197,7 +197,7 @@ def rms_norm(backend: Backend) -> Measured:
         doing(what)
         got = backend.rms_norm(x.to(backend.device), weight.to(backend.device), eps)
         wide, times = x.double(), weight.double()
-        want = _normed(wide, times, eps)
+        want = _normalize(wide, times, eps)
         near = want.abs() * FLOAT32 * MARGIN * (4 + width**0.5) + stored(want, dtype, 2)
         causes = partial(_wrong_norms, got, wide, times, eps)
         checked.hold(got, want, near + 1e-30, what, dtype, causes)
@@ -207,13 +207,13 @@ def rms_norm(backend: Backend) -> Measured:
 def _wrong_norms(got: Tensor, x: Tensor, weight: Tensor, eps: float) -> dict[str, Tensor]:
     """Return norms as they are often got wrong; an epsilon that would explain ``got`` is worked out."""
     found = {
-        "eps is left out": _normed(x, weight, 1e-30),
-        "the mean is taken off first": _normed(x - x.mean(-1, keepdim=True), weight, eps),
-        "the weight is left out": _normed(x, torch.ones_like(weight), eps),
+        "eps is left out": _normalize(x, weight, 1e-30),
+        "the mean is taken off first": _normalize(x - x.mean(-1, keepdim=True), weight, eps),
+        "the weight is left out": _normalize(x, torch.ones_like(weight), eps),
         "eps is added outside the root": x
         / (x.square().mean(-1, keepdim=True).sqrt() + eps)
         * weight,
-        "squares are summed, where their mean is wanted": _normed(x, weight, eps / x.shape[-1])
+        "squares are summed, where their mean is wanted": _normalize(x, weight, eps / x.shape[-1])
         * x.shape[-1] ** -0.5,
     }
     if got.shape != x.shape:
@@ -226,7 +226,7 @@ def _wrong_norms(got: Tensor, x: Tensor, weight: Tensor, eps: float) -> dict[str
         seen = float((root.square() - mean)[small].median())
         if seen > eps / 100:
             shown = f"{seen:.2g}" if got.dtype == torch.float32 else f"{seen:.1g}"
-            found[f"eps is {shown}, not {eps:g}"] = _normed(x, weight, seen)
+            found[f"eps is {shown}, not {eps:g}"] = _normalize(x, weight, seen)
     return found
 
 

@@ -67,7 +67,7 @@ def _calling() -> tuple[str, int]:
     return frame.f_code.co_filename, frame.f_lineno
 
 
-def _shown(at: tuple[str, int]) -> str:
+def _show(at: tuple[str, int]) -> str:
     """Return ``folder/file:line: code`` of a file and line."""
     path = Path(at[0])
     return f"{path.parent.name}/{path.name}:{at[1]}: {linecache.getline(*at).strip()}"
@@ -77,7 +77,7 @@ def source_line(error: BaseException, apart: Callable[[str], bool] = _apart) -> 
     """Return the innermost line that an exception came through, except files ``apart``; "": none."""
     for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
         if not apart(frame.f_code.co_filename):
-            return _shown((frame.f_code.co_filename, line))
+            return _show((frame.f_code.co_filename, line))
     return ""
 
 
@@ -184,7 +184,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         return out
 
     def _refuse(self, rule: str, func: OpOverload, reason: str = "") -> None:
-        self.violations.append(Violation(rule, _name(func), _shown(_calling()), reason))
+        self.violations.append(Violation(rule, _name(func), _show(_calling()), reason))
 
 
 class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base class again
@@ -226,11 +226,11 @@ def first_difference(a: OpRecorder, b: OpRecorder) -> str:
     """Say where two recorded functions part, and at which source line; empty where they are equal."""
     for index, (one, other) in enumerate(zip(a.signature, b.signature, strict=False)):
         if one != other:
-            here, there = _shown(a.sources[index]), _shown(b.sources[index])
+            here, there = _show(a.sources[index]), _show(b.sources[index])
             where = here if here == there else f"{here}, then at {there}"
             return f"operator {index}: {one} became {other} at {where}"
     if len(a.signature) == len(b.signature):
         return ""
     longer = max(a, b, key=lambda one: len(one.signature))
-    extra = _shown(longer.sources[min(len(a.signature), len(b.signature))])
+    extra = _show(longer.sources[min(len(a.signature), len(b.signature))])
     return f"{len(a.signature)} operators became {len(b.signature)}; the first further one is at {extra}"

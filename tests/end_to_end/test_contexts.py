@@ -130,7 +130,7 @@ def test_the_service_draws_as_outside(tiny_model):
     pytest.importorskip("openai")
     from support.server import same, serving
 
-    from lantern_accel.serving.studio import ServerSettings
+    from lantern_accel.serving.scheduler import ServerSettings
 
     with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as pipeline:
         want = pipeline.generate("red heart", seed=7, strategy="scd").images[0]

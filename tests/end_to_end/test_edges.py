@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lantern_accel.cli import main
-from lantern_accel.cli.edge import guarded
+from lantern_accel.cli.edge import run_guarded
 from lantern_accel.errors import LanternError
 from lantern_accel.files import check_target, write_whole
 
@@ -118,7 +118,7 @@ def test_advice_fits_the_error(
     def fail() -> None:
         raise OSError(number, os.strerror(number), "a.json")
 
-    assert guarded(fail) == code
+    assert run_guarded(fail) == code
     assert says in capsys.readouterr().err
 
 
@@ -126,7 +126,7 @@ def test_what_was_given_is_shown_in_short(capsys: pytest.CaptureFixture[str]) ->
     def fail() -> None:
         raise LanternError(f"no {'9' * 5000} is known; give another")
 
-    assert guarded(fail) == 2
+    assert run_guarded(fail) == 2
     told = capsys.readouterr().err
     assert len(told) < 300 and told.endswith("is known; give another\n")
 

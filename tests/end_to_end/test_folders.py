@@ -35,7 +35,7 @@ def run(tiny_model, prompts, tmp_path, monkeypatch):
     def call(out="out", resume=False, slots=2, file=prompts, share="1/1", **settings):
         given = {"strategy": "vanilla", "batch_size": slots, **settings}
         opened = partial(lantern_accel.load, **load)
-        return folder.draw_file(
+        return folder.generate_file(
             file, tmp_path / out, opened, load, given, share=share, resume=resume
         )
 
@@ -212,7 +212,9 @@ def test_a_model_or_part_that_is_another_is_named(run, tiny_model, prompts, tmp_
     ):
         with pytest.raises(RequestError, match=says):
             given = {"strategy": "vanilla", "batch_size": 2, "seed": 5}
-            folder.draw_file(prompts, tmp_path / "out", partial(print), load, given, resume=True)
+            folder.generate_file(
+                prompts, tmp_path / "out", partial(print), load, given, resume=True
+            )
 
 
 def test_a_row_that_was_not_drawn_may_change(run, tmp_path):

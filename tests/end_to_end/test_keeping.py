@@ -15,7 +15,7 @@ from PIL import Image
 import lantern_accel.generation.runtime as runtime_module
 from lantern_accel.cli import main
 from lantern_accel.files import cache_dir, write_json
-from lantern_accel.generation.result import picture_format
+from lantern_accel.generation.result import image_format
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def test_every_suffix_that_is_accepted_writes_a_picture(tmp_path: Path) -> None:
     for suffix in Image.registered_extensions():
         path = tmp_path / f"x{suffix}"
         try:
-            picture_format(path)
+            image_format(path)
         except RequestError:
             continue
         save_image(Image.new("RGB", (8, 8)), path)

@@ -16,7 +16,7 @@ pytest.importorskip("fastapi")
 
 from support.server import serving
 
-from lantern_accel.serving.studio import ServerSettings
+from lantern_accel.serving.scheduler import ServerSettings
 from lantern_accel_profiles.load import service
 from lantern_accel_profiles.load.__main__ import main
 from lantern_accel_profiles.load.clients import Clients
@@ -34,7 +34,7 @@ def test_every_request_is_answered_with_its_own_picture(tiny_model, tmp_path, pa
         words += ["--partials", str(partials), "-o", str(tmp_path / "load.json")]
         (tmp_path / "prompts").write_text("red heart\ndog face\nfish\n")
         assert main([*words, "--prompts", str(tmp_path / "prompts")]) == 0
-        served.until(lambda: served.studio.state == "ok" and not served.studio.running)
+        served.until(lambda: served.scheduler.state == "ok" and not served.scheduler.running)
     found = json.loads((tmp_path / "load.json").read_text())
     outcomes = found["outcomes"]
     assert sum(outcomes.values()) == 29 == len(found["samples"])

@@ -263,10 +263,10 @@ def test_a_counter_that_rises_keeps_the_warm_up_going():
 
 
 def test_relaxation_of_nothing_agrees_with_exact_decoding(tiny_model):
-    from lantern_accel_profiles.measure.price import PriceStudy
+    from lantern_accel_profiles.measure.price import QualityStudy
 
     with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as pipeline:
-        study = PriceStudy(pipeline, ["red heart", "dog face"], 3, 0, 1.0)
+        study = QualityStudy(pipeline, ["red heart", "dog face"], 3, 0, 1.0)
         nothing = study.measure(pipeline.strategy("lantern++", lam=1.0, k=4))
         assert nothing.agreement.value == 1.0
         assert nothing.total_variation_per_token.value == pytest.approx(

@@ -17,7 +17,7 @@ pytest.importorskip("fastapi")
 from support.server import Held, Served, pixels, same, serving  # noqa: E402
 
 from lantern_accel.device.backend import MemoryUse  # noqa: E402, after importorskip
-from lantern_accel.serving.studio import ServerSettings, usual_slots  # noqa: E402, after importorskip
+from lantern_accel.serving.scheduler import ServerSettings, usual_slots  # noqa: E402, after importorskip
 
 
 @pytest.fixture(scope="module")
@@ -281,7 +281,7 @@ def test_a_client_that_leaves_takes_its_image_along(held):
                 f"{served.url}/v1/images/generations", json=body | {"stream": False}, timeout=0.3
             )
         streamed.close()
-    served.until(lambda: served.studio.running[0].job.over)
+    served.until(lambda: served.scheduler.running[0].job.over)
     hold.go.set()
     served.until(lambda: served.counted("cancelled_images_total") == 2)
     assert served.counted("images_total") == 0

@@ -29,7 +29,7 @@ from lantern_accel.cli.serve import _origin, _root_path  # noqa: E402
 from lantern_accel.errors import RequestError  # noqa: E402, after importorskip
 from lantern_accel.serving.app import make_app  # noqa: E402
 from lantern_accel.serving.queue import STAGES  # noqa: E402
-from lantern_accel.serving.studio import ServerSettings  # noqa: E402
+from lantern_accel.serving.scheduler import ServerSettings  # noqa: E402
 
 PATH = "/v1/images/generations"
 BODY = {"prompt": "red heart", "seed": 7, "strategy": "vanilla"}
@@ -53,7 +53,7 @@ def ask(served: Served, path: str = PATH, **body: Any) -> Any:
 
 def ended(served: Served, outcome: str) -> float:
     """Return how many requests ended so."""
-    found: Any = served.studio.metrics.registry.get_sample_value(
+    found: Any = served.scheduler.metrics.registry.get_sample_value(
         "lantern_request_seconds_count", {"outcome": outcome}
     )
     return float(found)
@@ -80,7 +80,7 @@ def test_requests_are_counted_by_how_they_ended_streamed_ones_too(served):
 def test_what_is_refused_by_its_head_is_counted_under_its_route(served, prefix):
     def counted(path: str, status: int) -> float:
         labels = {"path": path, "status": str(status)}
-        registry: Any = served.studio.metrics.registry
+        registry: Any = served.scheduler.metrics.registry
         return float(registry.get_sample_value("lantern_requests_total", labels) or 0)
 
     long = b" " * (1 << 21)

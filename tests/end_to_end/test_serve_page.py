@@ -14,7 +14,7 @@ pytest.importorskip("fastapi")
 from support.server import Served, serving
 
 from lantern_accel.serving.body import Body
-from lantern_accel.serving.studio import ServerSettings
+from lantern_accel.serving.scheduler import ServerSettings
 
 pytestmark = pytest.mark.browser
 

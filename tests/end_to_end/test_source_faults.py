@@ -16,9 +16,9 @@ PACKAGE = """
 from typing import Literal
 import torch
 from lantern_accel.decoding.sources import CertainDrafts, register
-from lantern_accel.strategy.sources import DraftSource, chain_paths
+from lantern_accel.strategy.sources import DraftConfig, chain_paths
 
-class Repeats(DraftSource):
+class Repeats(DraftConfig):
     kind: Literal["repeats"] = "repeats"
     length: int = 2
 
@@ -29,9 +29,9 @@ class Repeats(DraftSource):
 @register(Repeats)
 class Repeated(CertainDrafts[Repeats]):
     def guess(self, state):
-        if self.given.source.length == 3:
+        if self.given.config.length == 3:
             raise RuntimeError("stack expects a non-empty TensorList")
-        return state.root.unsqueeze(1).repeat(1, self.given.source.length)
+        return state.root.unsqueeze(1).repeat(1, self.given.config.length)
 """
 
 

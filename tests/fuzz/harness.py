@@ -175,7 +175,7 @@ WORK = (
     "lantern_accel_profiles.evaluation.run.Evaluator.run",
     "lantern_accel.generation.quantized.quantized_model",
     "lantern_accel.serving.app.Server.run",
-    "lantern_accel_profiles.evaluation.grid.draw_grid",
+    "lantern_accel_profiles.evaluation.grid.save_grid",
     "lantern_accel.memory.plan.measure",
     "lantern_accel.testing.kit.run_checks",
     "lantern_accel.cli.separate.KitRun.conform",
@@ -191,7 +191,7 @@ def watched(seen: dict[str, bool]) -> Iterator[None]:
     """Stop before long work, and note where the logits that are drawn from were no numbers."""
     import torch
 
-    from lantern_accel.decoding.verify import Verifying
+    from lantern_accel.decoding.verify import TargetRunner
 
     def noting(real: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -206,7 +206,7 @@ def watched(seen: dict[str, bool]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name in WORK:
             stack.enter_context(mock.patch(name, _reach))
-        for owner, name in ((Verifying, "prefill"), (Verifying, "run")):
+        for owner, name in ((TargetRunner, "prefill"), (TargetRunner, "run")):
             real = getattr(owner, name)
             stack.enter_context(mock.patch.object(owner, name, noting(real)))
         yield

@@ -46,7 +46,7 @@ def said(name: str) -> dict[str, Any]:
     return found
 
 
-def _renamed(weights: Mapping[str, Tensor], rules: Any) -> dict[str, Tensor]:
+def _rename(weights: Mapping[str, Tensor], rules: Any) -> dict[str, Tensor]:
     out = {}
     for key, value in weights.items():
         for pattern, name in rules:
@@ -59,7 +59,7 @@ def weights_of(layout: str) -> dict[str, Tensor]:
     """Return the recorded model's tensors: "official", "3.5", or all that "hf" has in one file."""
     if layout != "hf":
         return dict(golden("emu3/model" if layout == "official" else "emu3/model_3p5"))
-    pictures = _renamed(golden("emu3/vision_tokenizer"), HF_NAMES)
+    pictures = _rename(golden("emu3/vision_tokenizer"), HF_NAMES)
     for key, value in pictures.items():
         if re.search(r"(_proj)\.weight$", key):
             pictures[key] = value.flatten(1)
@@ -73,7 +73,7 @@ def ibq_weights() -> dict[str, Tensor]:
         l2_norm=False,
     )  # fmt: skip
     torch.manual_seed(7)
-    return _renamed(IBQ(config).state_dict(), META_NAMES)
+    return _rename(IBQ(config).state_dict(), META_NAMES)
 
 
 def write_emu3(

@@ -27,7 +27,7 @@ from lantern_accel.families.registry import families, family_names
 from lantern_accel.nn.draft_head import DraftHead, usual_head
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import pack, rounded_copy
-from lantern_accel.strategy.sources import DraftLength, DraftSource
+from lantern_accel.strategy.sources import DraftConfig, DraftLength
 from lantern_accel.strategy.trees import parse_drafts
 from lantern_accel.strategy.values import (
     ChainTree,
@@ -55,7 +55,7 @@ def _lengths(*lengths: int) -> tuple[DraftLength, ...]:
     return tuple(DraftLength(length=n, cost=1.0, tokens_per_step=1.0) for n in lengths)
 
 
-def _named(name: str, tree: DraftSource | None = None, **changes: Any) -> Strategy:
+def _named(name: str, tree: DraftConfig | None = None, **changes: Any) -> Strategy:
     made = named_strategy(name, static=STATIC, dynamic=DYNAMIC)
     return made.override(drafts=tree, **changes)
 

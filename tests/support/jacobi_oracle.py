@@ -31,13 +31,13 @@ class Moment:
     drafts: tuple[Draft, ...]
 
 
-def normalised(weights: Sequence[float], fallback: Row) -> Row:
+def normalise(weights: Sequence[float], fallback: Row) -> Row:
     total = sum(weights)
     return tuple(w / total for w in weights) if total > 0 else fallback
 
 
 def residual(p: Row, q: Row) -> Row:
-    return normalised([max(a - b, 0.0) for a, b in zip(p, q, strict=True)], p)
+    return normalise([max(a - b, 0.0) for a, b in zip(p, q, strict=True)], p)
 
 
 def one(draft: Draft, p: Row, anew: bool = False) -> Iterator[tuple[float, int, bool]]:

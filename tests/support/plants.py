@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import lantern_accel.decoding.buckets as buckets
-import lantern_accel.decoding.course as course
 import lantern_accel.decoding.engine as engine_module
+import lantern_accel.decoding.host_loop as host_loop
 from lantern_accel.decoding.sources.tree import TreeDrafts
 from lantern_accel.device.backend import Backend, Conformance, MemoryUse, Stopwatch
 from lantern_accel.device.capture import Replay
@@ -272,7 +272,7 @@ def reach(name: str, make: Callable[[Callable], Callable]) -> Plant:
 
 def uncounted(patch: pytest.MonkeyPatch, backend: Backend) -> None:
     """Choose each step's bucket by the lengths that were read, and by no step since."""
-    patch.setattr(course.Course, "_since", 0)
+    patch.setattr(host_loop.HostLoop, "_since", 0)
 
 
 def without_nodes(init):

@@ -13,15 +13,15 @@ from typing import Any
 
 import lantern_accel
 from lantern_accel.serving.app import Server, make_app
-from lantern_accel.serving.studio import ServerSettings
+from lantern_accel.serving.scheduler import ServerSettings
 
 
 class Served:
-    """A running server: its address, its studio and its pipeline."""
+    """A running server: its address, its scheduler and its pipeline."""
 
     def __init__(self, server: Server, app: Any, pipeline: Any, clients: Any) -> None:
         self.server, self.app, self.pipeline = server, app, pipeline
-        self.studio = app.state.studio
+        self.scheduler = app.state.scheduler
         self.clients: list[Any] = clients
         self.port = server.servers[0].sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -37,7 +37,7 @@ class Served:
     def counted(self, name: str) -> float:
         """Return the sum of a metric over its labels."""
         found = 0.0
-        for family in self.studio.metrics.registry.collect():
+        for family in self.scheduler.metrics.registry.collect():
             for sample in family.samples:
                 if sample.name == f"lantern_{name}":
                     found += sample.value
@@ -88,7 +88,7 @@ def same(b64: str, image: Any) -> bool:
 
 
 class Held:
-    """Holds a studio's steps back until it is let go, so that a test can look at what waits."""
+    """Holds a scheduler's steps back until it is let go, so that a test can look at what waits."""
 
     def __init__(self, monkeypatch: Any) -> None:
         from lantern_accel.generation.batch import Batch

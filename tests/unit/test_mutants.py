@@ -64,7 +64,7 @@ def the_floor_is_what_chance_gives(module: Any) -> None:
     rng = np.random.default_rng(1)
     plain, other = rng.normal(size=(8, 4)), rng.normal(size=(8, 4))
     sets = {("vanilla", 0): plain, ("vanilla", module.OTHER_SEED): other, ("far", 0): plain + 3}
-    study = object.__new__(module.PriceStudy)
+    study = object.__new__(module.QualityStudy)
     study.images, study.seed = 8, 0
     study._load = lambda: None
     study._of = lambda network, strategy, seed: sets[strategy.name, seed]
@@ -80,8 +80,8 @@ MUTANTS: dict[str, tuple[Law, str, str, str]] = {
     "aggregate falls back to all codes alike": (
         where_nothing_is_left_the_target_draws,
         DECODING + "draft_test",
-        "return normalised((target - q).clamp(min=0.0), p)",
-        "return normalised((target - q).clamp(min=0.0), p * 0 + 1 / p.shape[-1])",
+        "return normalise((target - q).clamp(min=0.0), p)",
+        "return normalise((target - q).clamp(min=0.0), p * 0 + 1 / p.shape[-1])",
     ),
     "total variation divided by steps": (
         the_price_is_per_token,

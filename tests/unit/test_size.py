@@ -19,7 +19,7 @@ PACKAGE = ROOT / "lantern_accel"
 PROFILES = ROOT / "profiles" / "lantern_accel_profiles"
 #: Classes of :mod:`lantern_accel.strategy` that say where drafts come from.
 SOURCES = {"NoTree", "ChainTree", "StaticTree", "DynamicTree", "Window", "SelfDrafts"}
-SOURCES |= {"AdaptiveSource", "DraftSource"}
+SOURCES |= {"AdaptiveSource", "DraftConfig"}
 
 
 def trees() -> Iterator[tuple[Path, ast.Module]]:
@@ -69,6 +69,18 @@ def questions() -> int:
     )
 
 
+def read_by_name() -> int:
+    """Count the reads of an attribute by its name in the package: getattr, attrgetter and methodcaller."""
+    return sum(
+        isinstance(node, ast.Name | ast.Attribute)
+        and (node.id if isinstance(node, ast.Name) else node.attr)
+        in {"getattr", "attrgetter", "methodcaller"}
+        for path, tree in trees()
+        if PACKAGE in path.parents
+        for node in ast.walk(tree)
+    )
+
+
 def doubled() -> int:
     """Count the classes beyond the first of each public name; ``_Name`` counts as ``Name``."""
     where: dict[str, list[str]] = defaultdict(list)
@@ -80,10 +92,11 @@ def doubled() -> int:
 
 
 BOUNDS = {
-    "lines of the package": (lambda: lines(PACKAGE), 40283),
-    "lines of the package that measures": (lambda: lines(PROFILES), 11860),
-    "lines of decoding with its sources": (lambda: lines(PACKAGE / "decoding"), 3985),
-    "Any, in annotations and aliases": (loose, 357),
+    "lines of the package": (lambda: lines(PACKAGE), 40370),
+    "lines of the package that measures": (lambda: lines(PROFILES), 11851),
+    "lines of decoding with its sources": (lambda: lines(PACKAGE / "decoding"), 3966),
+    "Any, in annotations and aliases": (loose, 193),
+    "attributes that are read by name": (read_by_name, 64),
     "public classes of a name that another class has": (doubled, 1),
     "isinstance of a source of drafts outside strategy": (questions, 8),
 }

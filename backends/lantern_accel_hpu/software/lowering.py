@@ -69,7 +69,7 @@ def lower(
     if settings["reassign_copy_"]:
         reassign(module, parts)
     settle_adds(parts)
-    return reordered(module, parts)
+    return reorder(module, parts)
 
 
 def place(module: GraphModule) -> list[Node]:
@@ -213,7 +213,7 @@ def reassign(module: GraphModule, parts: list[list[Node]]) -> None:
         home[node] = there
 
 
-def reordered(module: GraphModule, parts: Sequence[Sequence[Node]]) -> GraphModule:
+def reorder(module: GraphModule, parts: Sequence[Sequence[Node]]) -> GraphModule:
     """Return the graph in the order of its clusters, each in the order of torch's fuser."""
     unit: dict[Node, int] = {}
     members: list[list[Node]] = []

@@ -2,19 +2,27 @@
 
 ``none`` drafts nothing, ``drafter`` and ``beam`` a drafter's chain or tree, ``window`` and ``head`` the
 model's own earlier guesses, ``copy`` the model's quantized weights. A source of another package is a
-:class:`~lantern_accel.strategy.sources.DraftSource` and a subclass of :class:`TreeDrafts`, or of
+:class:`~lantern_accel.strategy.sources.DraftConfig` and a subclass of :class:`TreeDrafts`, or of
 :class:`CertainDrafts`, with :func:`register`.
 """
 
 from __future__ import annotations
 
-from lantern_accel.decoding.drafts import SERVED, DraftContext, Drafts, Source, register
+from lantern_accel.decoding.drafts import SERVED, DraftContext, DraftSource, Source, register
 from lantern_accel.decoding.sources import beam, copy, head, none, static
 from lantern_accel.decoding.sources.tree import CertainDrafts, Kept, TreeDrafts
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.strategy import Strategy
 
-__all__ = ["CertainDrafts", "DraftContext", "Drafts", "Kept", "TreeDrafts", "register", "serving"]
+__all__ = [
+    "CertainDrafts",
+    "DraftContext",
+    "DraftSource",
+    "Kept",
+    "TreeDrafts",
+    "register",
+    "serving",
+]
 #: Our files, each of which registers its own when it is imported.
 __all__ += ["beam", "copy", "head", "none", "static"]
 

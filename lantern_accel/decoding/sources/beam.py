@@ -24,9 +24,9 @@ class BeamDrafts(DrafterDrafts[DynamicTree]):
 
     def __init__(self, given: DraftContext[DynamicTree]) -> None:
         super().__init__(given)
-        k, index, device = given.source.top_k, self.ops.index, self.slots.device
+        k, index, device = given.config.top_k, self.ops.index, self.slots.device
         self.own = torch.eye(k, dtype=index, device=device).repeat(self.geometry.batch, 1, 1)
-        self.written = [self._scratch(level * k, k) for level in range(given.source.depth)]
+        self.written = [self._scratch(level * k, k) for level in range(given.config.depth)]
 
     @classmethod
     def columns(cls, g: Geometry, value: DynamicTree) -> Geometry:
@@ -34,7 +34,7 @@ class BeamDrafts(DrafterDrafts[DynamicTree]):
         return replace(g, scratch=value.depth * value.top_k, test_columns=tests)
 
     def describe(self, state: TreeState) -> plan.DynamicTreePlan:
-        tree = self.given.source
+        tree = self.given.config
         return plan.DynamicTreePlan(tree.top_k, tree.depth, tree.total, self.tree_buffers(state))
 
     def _likeliest(self, logits: Tensor, count: int, luck: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -63,7 +63,7 @@ class BeamDrafts(DrafterDrafts[DynamicTree]):
         children a level; flat index f sits in row ``f // top_k``.
         """
         ahead, features = self.catch_up(state)
-        tree = self.given.source
+        tree = self.given.config
         batch, k = self.geometry.batch, tree.top_k
         device = features.device
         luck = self._luck(state, tree.depth + 1)
@@ -97,12 +97,12 @@ class BeamDrafts(DrafterDrafts[DynamicTree]):
             features = features.gather(1, rows)
             seen = seen.gather(1, row.unsqueeze(-1).expand(-1, -1, seen.shape[-1]))
         kept = self.ops.best(torch.cat(pool_scores, dim=1), tree.total - 1)[1]
-        return self._linked(
+        return self._link(
             state.root, tree, torch.cat(pool_codes, dim=1), kept, torch.cat(origin, dim=1)
         )
 
     @staticmethod
-    def _linked(
+    def _link(
         root: Tensor, tree: DynamicTree, codes: Tensor, kept: Tensor, origin: Tensor
     ) -> DraftTree:
         """Link the candidates ``kept [B, total - 1]``, in the order of the pool."""

@@ -23,7 +23,7 @@ from lantern_accel.decoding.sources.window import InvariantWindow, WindowState
 from lantern_accel.decoding.step import Step
 from lantern_accel.decoding.target import Target
 from lantern_accel.errors import StrategyError
-from lantern_accel.strategy.sources import DraftSource, SelfDrafts, Window
+from lantern_accel.strategy.sources import DraftConfig, SelfDrafts, Window
 
 #: Buffers of a request that the copy's session reads too.
 LENT = ("prefix_mask", "keys", "start")
@@ -63,7 +63,7 @@ class CopyDrafts(InvariantWindow[SelfDrafts]):
 
     def __init__(self, given: DraftContext[SelfDrafts]) -> None:
         super().__init__(given)
-        self.passes, one = given.source.copy_passes, given.longest
+        self.passes, one = given.config.copy_passes, given.longest
         if isinstance(one, CopyDrafts):
             self.copy, self.positions = one.copy, one.positions
             return
@@ -79,12 +79,12 @@ class CopyDrafts(InvariantWindow[SelfDrafts]):
         return GIVEN, 0
 
     @classmethod
-    def shorter(cls, value: SelfDrafts, length: int) -> DraftSource:
+    def shorter(cls, value: SelfDrafts, length: int) -> DraftConfig:
         return value.of_length(length) if length > 1 else one_token()
 
     def _step(self, given: DraftContext[SelfDrafts]) -> Step:
         """Make the copy's step, on a session of its own."""
-        session, copy, window = given.session, given.copy, given.source.window
+        session, copy, window = given.session, given.copy, given.config.window
         strategy, sampling = session.strategy, session.sampling
         if copy is None:
             raise StrategyError(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.accept import accept, accept_greedy, accept_invariant
-from lantern_accel.decoding.drafts import DraftContext, Drafts, Sizing, Value
+from lantern_accel.decoding.drafts import DraftContext, DraftSource, Sizing, Value
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.state import State, Zeros
 from lantern_accel.decoding.trees import Accepted, DraftTree, topology_of
@@ -80,14 +80,14 @@ class Kept:
     features: Tensor
 
 
-class TreeDrafts(Drafts[Value, TreeState, DraftTree, Accepted]):
+class TreeDrafts(DraftSource[Value, TreeState, DraftTree, Accepted]):
     """Proposes a tree, which is judged by the strategy's rule, or by what noise chooses."""
 
     state_type = TreeState
 
     def __init__(self, given: DraftContext[Value]) -> None:
         super().__init__(given)
-        g, verifying, shape = self.geometry, self.verifying, given.source.shape
+        g, verifying, shape = self.geometry, self.verifying, given.config.shape
         index, device = self.ops.index, verifying.slots.device
         self.no_length = torch.full((g.batch,), -1, dtype=index, device=device)
         self.ones = torch.ones(g.batch, g.nodes, dtype=index, device=device)

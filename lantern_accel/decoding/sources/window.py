@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.draft_init import GIVEN, DraftInitializer, row_width
-from lantern_accel.decoding.drafts import DraftContext, Drafts, Sizing, Value
+from lantern_accel.decoding.drafts import DraftContext, DraftSource, Sizing, Value
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.maximal_coupling import Coupled, couple, leading
@@ -115,7 +115,7 @@ class RowCache:
         self.ops.put(state.row_previous, 1, at, torch.cat((x[:, :1], x[:, :-1]), dim=1))
 
 
-class WindowDrafts(Drafts[Value, WindowState, Tensor, Coupled]):
+class WindowDrafts(DraftSource[Value, WindowState, Tensor, Coupled]):
     """The drafts of one window; one of a single token is plain decoding.
 
     Node i of a window is image token ``n + i``, n the last known one, in the slot of its number: a window
@@ -135,7 +135,7 @@ class WindowDrafts(Drafts[Value, WindowState, Tensor, Coupled]):
         self.chain = torch.arange(g.nodes, dtype=self.ops.index, device=device)
         self.ahead = torch.arange(1, g.nodes + 1, dtype=self.ops.index, device=device)
         self.ring = Ring(session.geometry, self.ops, device)
-        kind = self.window_of(given.source)[0]
+        kind = self.window_of(given.config)[0]
         self.initial = DraftInitializer(kind, g, given.verifying.target, self.ops)
         #: The rows of earlier passes; None where none are recalled.
         self.recall = RowCache(g, device, self.ops) if g.passes else None

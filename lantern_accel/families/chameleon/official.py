@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lantern_accel.checkpoints.layouts import (
-    check_said,
+    check_sizes,
     explained,
     find_file,
     folder_json,
@@ -31,7 +31,7 @@ from lantern_accel.families.chameleon.layouts import (
 from lantern_accel.families.chameleon.manifest import DEFAULTS, ChameleonManifest, Variant
 from lantern_accel.families.chameleon.model import ChameleonConfig
 from lantern_accel.families.chameleon.text import ChameleonIds, ids_from_vocabulary
-from lantern_accel.families.image_tokenizer import check_codebook, picture_names, vq_sizes
+from lantern_accel.families.image_tokenizer import check_codebook, tokenizer_names, vq_sizes
 from lantern_accel.families.keys import check_usual, layout_of, open_model
 from lantern_accel.families.published import ModelEntry
 from lantern_accel.families.registry import ask_for_name, entry_at, parts_of, published
@@ -77,7 +77,7 @@ def target_config(
         )
     sizes = block_sizes(checkpoint)
     check_usual(checkpoint.path, config)
-    check_said(checkpoint.path, config, {n: sizes[n] for n in ("dim", "n_layer", "n_head")})
+    check_sizes(checkpoint.path, config, {n: sizes[n] for n in ("dim", "n_layer", "n_head")})
     return ChameleonConfig(
         **sizes,
         **_read_sizes(config),
@@ -160,7 +160,7 @@ def detect(path: Path, parts: Parts) -> Found[ChameleonManifest] | None:
     else:
         files["vq"] = vq_path
         opened_vq = open_checkpoint(vq_path)
-        tensors = picture_names(opened_vq, VQ_PREFIX)
+        tensors = tokenizer_names(opened_vq, VQ_PREFIX)
         vq = vq_sizes(opened_vq, tensors, "Chameleon's VQGAN", attend=False, l2_norm=False)
         if text is None:  # how many image tokens there are, only the vocabulary says
             ids = ChameleonIds(image_codes=vq.codebook_size)

@@ -30,7 +30,7 @@ from lantern_accel.families.emu3.text import (
 from lantern_accel.families.image_tokenizer import (
     check_codebook,
     movq_sizes,
-    picture_names,
+    tokenizer_names,
     vq_sizes,
 )
 from lantern_accel.families.published import ModelEntry
@@ -257,7 +257,7 @@ def _add_image_tokenizer(
         )
         return
     checkpoint = open_checkpoint(path) if checkpoint is None else checkpoint
-    names = picture_names(checkpoint, IN_TARGET, PICTURE_RULES)
+    names = tokenizer_names(checkpoint, IN_TARGET, PICTURE_RULES)
     vq: MoVQConfig | VQConfig
     if variant == "emu3.5":
         vq = vq_sizes(checkpoint, names, whose, l2_norm=False)

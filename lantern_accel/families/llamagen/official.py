@@ -163,7 +163,7 @@ def drafter_config(path: Path, checkpoint: Checkpoint) -> DrafterConfig:
             f"the drafter {path} has no config.json with num_attention_heads and input_type (one of "
             f"{', '.join(INPUT_TYPES)}); {advice}"
         )
-    layouts.check_said(
+    layouts.check_sizes(
         f"the drafter {path}", said, {"dim": dim, "vocab_size": vocab, "ffn_dim": ffn}
     )
     with layouts.explained(f"the config.json of the drafter {path}", advice):
@@ -336,7 +336,7 @@ def target_config(path: Path, entry: ModelEntry | None = None) -> LlamaGenConfig
             f"{path} lacks cls_embedding (the classes, or the caption projection with its "
             "uncond_embedding): a part of the checkpoint is absent; fetch it again"
         )
-    layouts.check_said(path, said, {"dim": dim, "n_layer": layers, "vocab_size": vocab})
+    layouts.check_sizes(path, said, {"dim": dim, "n_layer": layers, "vocab_size": vocab})
     heads = next((s[1] for s in SHAPES.values() if (s[0], s[2]) == (layers, dim)), None)
     if "n_head" not in said and heads is None:
         known = ", ".join(f"{n} {s[0]} x {s[2]}" for n, s in SHAPES.items())

@@ -15,7 +15,7 @@ from lantern_accel.families import keys
 from lantern_accel.families.base import Found, Parts
 from lantern_accel.families.chameleon import layouts
 from lantern_accel.families.chameleon.official import target_config
-from lantern_accel.families.image_tokenizer import check_codebook, movq_sizes, picture_names
+from lantern_accel.families.image_tokenizer import check_codebook, movq_sizes, tokenizer_names
 from lantern_accel.families.lumina2.model import DEFAULTS, Lumina2Config, Lumina2Manifest
 from lantern_accel.families.lumina2.text import (
     CODE,
@@ -137,7 +137,7 @@ def _image_decoder(folder: Path, parts: Parts) -> Path | None:
 def _vq_config(path: Path, ids: Lumina2Ids) -> MoVQConfig:
     """Return the sizes of an image decoder; raises :class:`CheckpointError` for another model's."""
     checkpoint = open_checkpoint(path)
-    vq = movq_sizes(checkpoint, picture_names(checkpoint, layouts.VQ_PREFIX), "MoVQGAN")
+    vq = movq_sizes(checkpoint, tokenizer_names(checkpoint, layouts.VQ_PREFIX), "MoVQGAN")
     if vq.halvings:
         raise CheckpointError(
             f"{path} was trained on video, as Emu3's; name {_WHERE_VQ} with --use vq=PATH"

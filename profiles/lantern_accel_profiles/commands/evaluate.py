@@ -152,12 +152,12 @@ def evaluate(
     else:
         check_target(grid)
     with load.opened() as pipeline:
-        from lantern_accel_profiles.evaluation.grid import FORTY, draw_grid
+        from lantern_accel_profiles.evaluation.grid import FORTY, save_grid
         from lantern_accel_profiles.evaluation.run import Evaluator
 
         if grid is not None:
             drawn = prompt or FORTY
-            draw_grid(pipeline, drawn, grid, seed=seed, strategies=names, say=note)
+            save_grid(pipeline, drawn, grid, seed=seed, strategies=names, say=note)
             return say(str(grid), label="wrote", style="bold green")
         settings = EvaluationSettings.quick(seed) if quick else EvaluationSettings(seed=seed)
         source = context.obj(settings.images, settings.seed) if context.obj else None
@@ -174,7 +174,7 @@ def evaluate(
             classes = getattr(target, "conditioning", "text") == "class"
             drawn = ["0", "1"] if classes else [*FORTY[:4]]
             written.append(output.with_suffix(".png"))
-            draw_grid(pipeline, drawn, written[-1], seed=seed, strategies=shown)
+            save_grid(pipeline, drawn, written[-1], seed=seed, strategies=shown)
     found = tables(report.suite)[:1] if report.suite is not None else [*first_experiments(report)]
     show_markdown(markdown(found))
     reasons: dict[str, list[str]] = {}

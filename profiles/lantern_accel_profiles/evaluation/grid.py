@@ -38,7 +38,7 @@ FORTY = (*SEEN, *HELD_OUT_CONCEPTS, *HELD_OUT_COMPOSITIONS)
 BLOCKS, GAP, HEAD = 2, 2, 16
 
 
-def draw_grid(
+def save_grid(
     pipeline: Pipeline,
     prompts: Sequence[str],
     path: Path,

@@ -68,7 +68,7 @@ class ScoredImages:
 
 
 @dataclass(eq=False)
-class PriceStudy:
+class QualityStudy:
     """Generates each set of images once and compares relaxed strategies with exact ones.
 
     ``images`` per strategy, prompts in turn; ``beat`` is called after every chunk, for progress, when

@@ -29,7 +29,7 @@ from lantern_accel.strategy.values import AUTO, Strategy, Window
 from lantern_accel_profiles import store
 from lantern_accel_profiles.measure import environment, samples
 from lantern_accel_profiles.measure.ceilings import check_stopwatch, measure_ceilings
-from lantern_accel_profiles.measure.price import PriceStudy, images_for
+from lantern_accel_profiles.measure.price import QualityStudy, images_for
 from lantern_accel_profiles.measure.prompts import prompts_of
 from lantern_accel_profiles.measure.reading import clock_fault
 from lantern_accel_profiles.measure.record import (
@@ -459,7 +459,7 @@ class Profiler(Measurement):
             left = about(each * max(pieces - study.drawn, 0))
             self.say(f"{text}; {left} left" if study.drawn else text)
 
-        study = PriceStudy(
+        study = QualityStudy(
             self.pipeline, self.prompts, images, self.request.seed, temperature, tell
         )
         every = [s for batch in self.request.batches for s in self._strategies(temperature, batch)]

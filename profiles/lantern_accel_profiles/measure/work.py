@@ -200,7 +200,7 @@ def drafted_levels(step: Engine | Step) -> list[int]:
     """Return the nodes of each drafting pass after the catch-up."""
     if not step.geometry.drafted:
         return []
-    tree = step.source.given.source
+    tree = step.source.given.config
     tables: TreeTables | None = getattr(step.source, "tables", None)
     if tables is None:
         return [tree.top_k] * tree.depth

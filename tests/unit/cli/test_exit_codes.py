@@ -12,7 +12,7 @@ import pytest
 
 from lantern_accel import errors
 from lantern_accel.cli import main
-from lantern_accel.cli.edge import guarded
+from lantern_accel.cli.edge import run_guarded
 from lantern_accel.errors import EXIT_CODES, Ended, LanternError
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "troubleshooting.md"
@@ -62,7 +62,7 @@ def test_an_error_ends_with_its_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))
-    assert guarded(raising(error)) == code
+    assert run_guarded(raising(error)) == code
     told = capsys.readouterr().err
     assert told.count("\n") == (code < 100)
 
@@ -70,12 +70,12 @@ def test_an_error_ends_with_its_code(
 def test_commands_that_fetch_stand_on_lines_of_their_own(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert guarded(raising(errors.FetchError("not here. Run:\n  hf a\nThen b"))) == 6
+    assert run_guarded(raising(errors.FetchError("not here. Run:\n  hf a\nThen b"))) == 6
     assert capsys.readouterr().err == "error: not here. Run:\n  hf a\nThen b\n"
 
 
 def test_a_library_that_crashes_is_named_by_its_file() -> None:
-    words = "import ctypes; from lantern_accel.cli import edge; edge.guarded(lambda: ctypes.string_at(0))"
+    words = "import ctypes; from lantern_accel.cli import edge; edge.run_guarded(lambda: ctypes.string_at(0))"
     ended = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True)
     assert ended.returncode < 0 and "in string_at" in ended.stderr
 

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from lantern_accel.decoding.accept import Accepted
 from lantern_accel.decoding.buckets import APART, FIRST, buckets, usual
-from lantern_accel.decoding.course import Course, SyncSchedule
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.geometry import Geometry
+from lantern_accel.decoding.host_loop import HostLoop, SyncSchedule
 from lantern_accel.device.kv_cache import KVLayout
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.preferences import Preferences
@@ -167,7 +167,7 @@ class Rows:
     def run(self, sizes: list[int], schedule: SyncSchedule, seen: Callable[[int], None]) -> int:
         """Run until the host knows that every image is complete; return the steps."""
         self.sizes, self.seen = sizes, seen
-        course = Course(self, None, schedule, 1, None)
+        course = HostLoop(self, None, schedule, 1, None)
         while not course.advance().complete:
             pass
         return course.index

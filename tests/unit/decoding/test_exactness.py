@@ -227,7 +227,7 @@ def test_a_wrong_residual_is_found(
 def test_a_drafter_distribution_that_is_not_renormalised_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sound, skipped = acceptance.normalised, []
+    sound, skipped = acceptance.normalise, []
 
     def lazy(weights: Tensor, fallback: Tensor) -> Tensor:
         if weights is fallback:  # q after a sibling was removed

@@ -21,7 +21,7 @@ from lantern_accel.decoding.sources import CertainDrafts, DraftContext, Kept, re
 from lantern_accel.decoding.sources.tree import TreeState
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.rules import LanternPP
-from lantern_accel.strategy.sources import SOURCES, DraftSource, Path, chain_paths
+from lantern_accel.strategy.sources import SOURCES, DraftConfig, Path, chain_paths
 from lantern_accel.strategy.trees import parse_drafts
 from lantern_accel.strategy.values import (
     Coupling,
@@ -35,7 +35,7 @@ from lantern_accel.strategy.values import (
 # --- what a stranger writes ------------------------------------------------------------------------
 
 
-class RowAbove(DraftSource):
+class RowAbove(DraftConfig):
     """Drafts copied from the row above."""
 
     kind: Literal["row-above"] = "row-above"
@@ -66,7 +66,7 @@ class Copies(CertainDrafts[RowAbove]):
 
     def guess(self, state: TreeState) -> Tensor:
         found: list[Tensor] = []
-        for ahead in range(1, self.given.source.length + 1):
+        for ahead in range(1, self.given.config.length + 1):
             if ahead > self.row:
                 found.append(found[ahead - self.row - 1])
                 continue
@@ -186,7 +186,7 @@ def test_a_strategy_is_chosen_by_its_name_and_by_text_and_goes_through_json() ->
         chosen.override(drafts=parse_drafts("chain:3"))
 
 
-class Unmade(DraftSource):
+class Unmade(DraftConfig):
     kind: Literal["unmade"] = "unmade"
 
     @property
@@ -222,8 +222,8 @@ def test_a_package_brings_one_by_its_entry_point(packages: Any) -> None:
     packages(
         "pebble",
         "from typing import Literal\n"
-        "from lantern_accel.strategy.sources import DraftSource\n"
-        "class Pebble(DraftSource):\n"
+        "from lantern_accel.strategy.sources import DraftConfig\n"
+        "class Pebble(DraftConfig):\n"
         "    kind: Literal['pebble'] = 'pebble'\n"
         "    @property\n"
         "    def shape(self): return ((0,),)\n",

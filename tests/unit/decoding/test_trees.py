@@ -262,7 +262,7 @@ def test_dynamic_trees_keep_children_with_their_parents(
     root = torch.full((3,), 99)
     best = scores.topk(tree.total - 1, dim=-1).indices
     check_closed(tree, best, origin)
-    kept = BeamDrafts._linked(root, tree, codes, best, origin)
+    kept = BeamDrafts._link(root, tree, codes, best, origin)
     assert kept.tokens.shape == (3, tree.total) and (kept.tokens[:, 0] == 99).all()
     check_links(kept, top_k)
     assert torch.equal(kept.tokens[:, 1:], codes.gather(1, best.sort(-1).values))
@@ -287,7 +287,7 @@ def test_an_engines_dynamic_trees_keep_children_with_their_parents(
     sampling = Sampling(temperature=1.0, top_k=top_k)
     engine = engine_of(models, Strategy(drafts=shape), sampling, 3)
     drafted: list[DraftTree] = []
-    plain = BeamDrafts._linked
+    plain = BeamDrafts._link
 
     def spying(
         root: torch.Tensor,
@@ -300,7 +300,7 @@ def test_an_engines_dynamic_trees_keep_children_with_their_parents(
         drafted.append(plain(root, tree, codes, kept, origin))
         return drafted[-1]
 
-    monkeypatch.setattr(BeamDrafts, "_linked", staticmethod(spying))
+    monkeypatch.setattr(BeamDrafts, "_link", staticmethod(spying))
     features, mask = captions(models[0], 3)
     with torch.inference_mode():
         engine.start(features, mask, engine.randomness(0, [0, 1, 2]))

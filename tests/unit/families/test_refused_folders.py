@@ -405,7 +405,9 @@ def test_check_says_what_is_there(family: str, layout: str, below: str, tmp_path
     }  # fmt: skip
 
 
-def check_said(error: LanternError, kind: type[LanternError], field: str | None, part: str) -> None:
+def check_sizes(
+    error: LanternError, kind: type[LanternError], field: str | None, part: str
+) -> None:
     text = str(error)
     assert type(error) is kind and error.exit_code == 2 and error.field == field, text
     assert part in text and "\n" not in text and len(text) < 700
@@ -427,7 +429,7 @@ def test_a_folder_is_refused_in_one_sentence(
         lantern_accel.load(folder, device="cpu", dtype="float32") as pipe,
     ):
         pipe.generate(**usual(layout))
-    check_said(caught.value, kind, None, part)
+    check_sizes(caught.value, kind, None, part)
 
 
 @pytest.fixture(scope="module")
@@ -448,4 +450,4 @@ def test_a_request_is_refused_with_its_field(
 ) -> None:  # fmt: skip
     with pytest.raises(LanternError) as caught:
         pipes[layout].generate(**{**usual(layout), **asked})
-    check_said(caught.value, kind, field, part)
+    check_sizes(caught.value, kind, field, part)

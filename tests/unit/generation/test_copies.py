@@ -34,7 +34,7 @@ def best(
     timed: Sequence[DraftLength] = TIMED,
     tokens: int = 256,
     step: float | None = None,
-) -> copies.Likely:
+) -> copies.CopyCandidate:
     """Return the first of what is predicted for an image of ``tokens``."""
     return copies.likely_copies(known, 2, timed, tokens, step)[0]
 

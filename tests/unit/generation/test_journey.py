@@ -32,7 +32,7 @@ PLACES = {
     "generation.stream:Stream._turn",
     "generation.folder:FolderImages._group",
     "serving.running:RunningBatch.advance",
-    "serving.studio:Scheduler._turn",
+    "serving.scheduler:Scheduler._turn",
 }
 
 

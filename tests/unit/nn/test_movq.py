@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from lantern_accel.checkpoints.loading import Recipe, fill, without_data
 from lantern_accel.checkpoints.weights import Checkpoint, HeldFile
 from lantern_accel.errors import CheckpointError
-from lantern_accel.families.image_tokenizer import movq_sizes, picture_names, vq_sizes
+from lantern_accel.families.image_tokenizer import movq_sizes, tokenizer_names, vq_sizes
 from lantern_accel.nn.movq import MoVQ, MoVQConfig
 from lantern_accel.nn.vq import chameleon_pixels_to_uint8, nearest_uint8
 
@@ -30,7 +30,7 @@ def opened(name: str) -> Checkpoint:
 def official(name: str) -> MoVQ:
     """The recorded tokenizer, read as a file of official names is."""
     checkpoint = opened(name)
-    names = picture_names(checkpoint)
+    names = tokenizer_names(checkpoint)
     model = MoVQ(movq_sizes(checkpoint, names, name))
     recipes = {ours: Recipe((key,)) for ours, key in names.items()}
     cpu = torch.device("cpu")
@@ -83,10 +83,10 @@ def test_the_first_frame_needs_the_last_tap_alone() -> None:
 def test_another_tokenizer_is_refused() -> None:
     plain = Checkpoint(Path("vq"), [HeldFile(Path("vq"), golden("chameleon_vq/weights"))])
     with pytest.raises(CheckpointError, match="norms that read the codes"):
-        movq_sizes(plain, picture_names(plain), "MoVQGAN")
+        movq_sizes(plain, tokenizer_names(plain), "MoVQGAN")
     movq = opened("lumina2")
     with pytest.raises(CheckpointError, match="attention outside the middle"):
-        vq_sizes(movq, picture_names(movq), "Chameleon's VQGAN", attend=False)
+        vq_sizes(movq, tokenizer_names(movq), "Chameleon's VQGAN", attend=False)
 
 
 def test_released_sizes_have_the_published_number_of_parameters() -> None:

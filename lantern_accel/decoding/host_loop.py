@@ -29,7 +29,7 @@ class SyncSchedule:
 
 
 @dataclass(frozen=True)
-class Look:
+class LengthSnapshot:
     """A copy of the lengths after ``index`` steps. These add at most ``most`` tokens to an image.
 
     Since the previous copy, ``steps`` steps of one ``length`` were run.
@@ -59,7 +59,7 @@ class StepProgress:
         return not any(self.block.left)
 
 
-class Course:
+class HostLoop:
     """The images in an engine's rows, which may begin at different steps.
 
     ``known``: each row's tokens that are known, as of the last look, all of them where none is generated;
@@ -81,7 +81,7 @@ class Course:
         #: Steps so far, the tokens that these add to an image at most, and those before a row's image.
         self.index, self._most, self._joined = 0, 0, [0] * g.batch
         #: Copies of the lengths that are under way, and the last one that was read.
-        self.posted, self._seen = list[Look](), Look(0, 0, 0, 0)
+        self.posted, self._seen = list[LengthSnapshot](), LengthSnapshot(0, 0, 0, 0)
 
     def join(self, row: int, known: int = 1) -> None:
         """Let another image go on in a row, into which its prompt and ``known`` tokens were run."""
@@ -115,7 +115,7 @@ class Course:
                 before = self.posted[-1] if self.posted else self._seen
                 steps = self.index - before.index
                 engine.session.progress.post()
-                self.posted.append(Look(engine.now, self.index, steps, self._most))
+                self.posted.append(LengthSnapshot(engine.now, self.index, steps, self._most))
             if self.posted and self.index - self.posted[0].index >= self.schedule.lag:
                 break
         progress = self.read()

@@ -79,7 +79,7 @@ class Scheduler:
         self.batch = RunningBatch(pipeline, limits.slots, metrics)
         self._each = 1.0
         self._last = time.monotonic()
-        self._thread = threading.Thread(target=self._run, name="studio", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
 
     # --- from other threads --------------------------------------------------------------------
 

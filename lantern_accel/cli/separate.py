@@ -150,9 +150,9 @@ class KitRun:
             if resume is not None and resume.is_file():
                 self.outcomes = _kept(resume, self.fresh)
             self.on_report(self.now())
-            self._run(first)
+            idle = self._run(first)
             if certificate is not None:
-                self._certify(certificate, command)
+                self._certify(certificate, command, idle)
             return self.now()
         finally:
             self._close()
@@ -212,8 +212,8 @@ class KitRun:
                     "--in-process"
                 )
 
-    def _run(self, idle: Child | None) -> None:
-        """Run the checks that have no outcome, a group a process and some at once."""
+    def _run(self, idle: Child | None) -> Child | None:
+        """Run the checks that have no outcome, a group a process; returns one that got none."""
         groups: dict[str, list[str]] = {}
         for name in self.names:
             if name not in self.outcomes:
@@ -240,6 +240,7 @@ class KitRun:
             elif kind == "ended" and child.left:
                 self._blame(child)
                 wait[:0] = [child.group] if child.left else []
+        return idle
 
     def _blame(self, child: Child) -> None:
         """Report what a process did not come to as failed; the one check alone where that was late."""
@@ -260,14 +261,12 @@ class KitRun:
         self.on_outcome(outcome)
         self.on_report(self.now())
 
-    def _certify(self, path: Path, command: str) -> None:
-        """Let one more process make the certificate; raises BackendError where it does not."""
-        given: dict[str, object] = {
-            "report": self.now().model_dump(mode="json"),
-            "known": self.known,
-        }
+    def _certify(self, path: Path, command: str, idle: Child | None) -> None:
+        """Let a process of its own make the certificate; raises BackendError where it does not."""
+        report = self.now().model_dump(mode="json")
+        given: dict[str, object] = {"report": report, "known": self.known}
         given |= {"counters": self.counters, "watch": not self.late, "command": command}
-        child = self._start()
+        child = idle or self._start()
         child.tell({"certify": [str(path), given]})
         for word in ("done", "ended"):
             self._until(word, child, "makes the certificate")

@@ -150,6 +150,16 @@ def test_a_certificate_is_made_in_one_more_process(glass: Path) -> None:
     assert {one.by for one in card.served if one.calls} == {"reference"}
 
 
+def test_a_run_that_is_complete_gets_its_certificate(glass: Path) -> None:
+    out, page = glass / "report.json", glass / "card.md"
+    report = separate.KitRun(device="glass", limit=60).conform(["whole.one"])
+    out.write_text(report.model_dump_json())
+    again = separate.KitRun(device="glass", limit=60)
+    again.conform(["whole.one"], resume=out, certificate=page)
+    card = Certificate.model_validate_json(page.with_suffix(".json").read_text())
+    assert [one.name for one in card.report.outcomes] == ["whole.one"]
+
+
 def test_what_opening_raises_is_raised_here() -> None:
     with pytest.raises(DeviceRequestError, match="no backend is named 'nothing'"):
         separate.KitRun(device="nothing", limit=60).conform()

@@ -70,7 +70,7 @@ def questions() -> int:
 
 
 def read_by_name() -> int:
-    """Count the reads of an attribute by its name in the package: getattr, attrgetter and methodcaller."""
+    """Count the reads of attributes by name in the package: getattr, attrgetter, methodcaller."""
     return sum(
         isinstance(node, ast.Name | ast.Attribute)
         and (node.id if isinstance(node, ast.Name) else node.attr)

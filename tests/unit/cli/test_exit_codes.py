@@ -75,7 +75,11 @@ def test_commands_that_fetch_stand_on_lines_of_their_own(
 
 
 def test_a_library_that_crashes_is_named_by_its_file() -> None:
-    words = "import ctypes; from lantern_accel.cli import edge; edge.run_guarded(lambda: ctypes.string_at(0))"
+    lines = (
+        "from lantern_accel.cli.edge import run_guarded",
+        "run_guarded(lambda: ctypes.string_at(0))",
+    )
+    words = "; ".join(("import ctypes", *lines))
     ended = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True)
     assert ended.returncode < 0 and "in string_at" in ended.stderr
 

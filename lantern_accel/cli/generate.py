@@ -116,8 +116,7 @@ def generate(
             if given:
                 raise RequestError(f"a folder gets one file per row of prompts; leave {name} out")
         settings = read_settings(settings, option_name).model_dump(exclude_none=True)
-        of = prompts_file, output, share or "1/1", load, settings
-        return _draw_folder(*of, resume, quiet)
+        return _draw_folder(prompts_file, output, share or "1/1", load, settings, resume, quiet)
     if share is not None:
         raise RequestError("--share takes a file of prompts and a folder: --prompts FILE -o FOLDER")
     words = [*(prompts or []), *(read_prompts(prompts_file) if prompts_file else [])]

@@ -75,8 +75,9 @@ class Adapter:
         assert pipeline is not None
         chosen = pipeline.strategy(self.strategy, tuned_for=(len(seeds), sampling))
         with pipeline.backend.stopwatch() as watch:
-            asked = chosen, sampling, seeds
-            done, _ = pipeline.decode_rows(lambda: (rows, shape), *asked, on_progress=on_progress)
+            done, _ = pipeline.decode_rows(
+                lambda: (rows, shape), chosen, sampling, seeds, on_progress=on_progress
+            )
         self.last = SampledTokens(done.tokens, watch.seconds)
         return self.last
 

@@ -11,7 +11,7 @@ import functools
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -242,8 +242,7 @@ def decode(
         sample = bool(generation_config.do_sample)
         sampling = ours.sampling(sampling_of(given, codes, sample=sample))
         if type(model).__name__ == GLM:
-            more = image_grid_thw, sampling, seeds
-            tokens = draw_ids(ours, input_ids, mask, *more).tokens
+            tokens = draw_ids(ours, input_ids, mask, image_grid_thw, sampling, seeds).tokens
         else:
             tokens = _chameleon_tokens(ours, manifest, input_ids, mask, given, sampling, seeds)
     out = torch.cat((input_ids, tokens.to(input_ids)), dim=1)
@@ -252,7 +251,7 @@ def decode(
         return out
     from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-    return GenerateDecoderOnlyOutput(sequences=out)
+    return GenerateDecoderOnlyOutput(sequences=cast("torch.LongTensor", out))
 
 
 def _chameleon_tokens(

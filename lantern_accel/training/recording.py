@@ -93,8 +93,10 @@ def draw_batch(
     sampling = pipeline.sampling()
     conditions = encoded.of(filled)
     rows = pipeline.model.family.rows(pipeline.model, conditions, sampling)
-    asked = strategy, sampling, [(seed, number) for number in range(batch)]
-    made, _ = pipeline.decode_rows(lambda: (rows, conditions.shape), *asked, observer=observer)
+    seeds = [(seed, number) for number in range(batch)]
+    made, _ = pipeline.decode_rows(
+        lambda: (rows, conditions.shape), strategy, sampling, seeds, observer=observer
+    )
     return made.tokens if observer is not None else made.tokens[: len(prompts)]
 
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from support.engines import GREEDY, NAMED, SAMPLED, TREES, Late, Models, engine_of, start
 from support.tiny import tiny_models
 from torch import Tensor, nn
+from unit.decoding.test_slots import any_path
 
-from lantern_accel.decoding.accept import Accepted
 from lantern_accel.decoding.buckets import APART, FIRST, buckets, usual
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.geometry import Geometry
@@ -229,30 +229,6 @@ def test_what_a_step_needs_lies_in_the_first_slots(
                 later = torch.arange(edge, g.image_slots)
                 assert torch.equal(state.slot_of[image, edge:], later)
             engine.step()
-
-
-def any_path(engine: Engine, share: float) -> Callable[..., Accepted]:
-    generator = torch.Generator().manual_seed(3)
-
-    def accept(state: Any, tree: Any, logits: Tensor) -> Accepted:
-        batch, depth = len(logits), engine.geometry.depth
-        path = torch.zeros(batch, depth + 1, dtype=torch.int64)
-        length = torch.zeros(batch, dtype=torch.int64)
-        for image in range(batch):
-            node = 0
-            for level in range(depth):
-                count = int(tree.num_children[image, node])
-                if not count or float(torch.rand((), generator=generator)) >= share:
-                    break
-                pick = int(torch.randint(count, (), generator=generator))
-                node = int(tree.first_child[image, node]) + pick
-                path[image, level + 1] = node
-                length[image] += 1
-        return Accepted(
-            path, length, logits[:, 0].argmax(-1), logits[:, 0], torch.zeros(batch, depth)
-        )
-
-    return accept
 
 
 # --- steps ----------------------------------------------------------------------------------------

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 from support.engines import GREEDY, SAMPLED, engine_of, finish
+from support.moving import Walk
 from support.tiny import tiny_models
 from torch import Tensor
 
 from lantern_accel.decoding.sources.head import HeadWindow
 from lantern_accel.errors import StrategyError
 from lantern_accel.nn.draft_head import DraftHead, DraftHeadConfig
-from lantern_accel.strategy.policy import LengthStats
 from lantern_accel.strategy.sources import DraftLength
 from lantern_accel.strategy.values import Sampling, Strategy, Window
 
@@ -43,27 +43,13 @@ def test_guesses_change_no_token(sampling: Sampling, batch: int, length: int, pa
     assert torch.equal(found.tokens, plain(small, sampling, batch).tokens)
 
 
-class Forced:
-    """A policy that goes through all lengths in turn."""
-
-    def __init__(self, lengths: list[int]) -> None:
-        self.lengths, self.at = lengths, 0
-
-    def begin(self) -> int:
-        return self.lengths[0]
-
-    def observe(self, block: LengthStats) -> int:
-        self.at += 1
-        return self.lengths[self.at % len(self.lengths)]
-
-
 @pytest.mark.parametrize("lengths", [(1, 2, 4, 8), (8, 1, 2), (4, 8, 1, 8, 2)])
 def test_lengths_may_change_at_any_step(lengths: tuple[int, ...]) -> None:
     small = models()
     draft_lengths = tuple(DraftLength(length=n) for n in (1, 2, 4, 8))
     window = Window(length=8, fresh="head", draft_lengths=draft_lengths)
     moving = engine_of(small, Strategy(drafts=window), SAMPLED, 2)
-    moving.chosen = Forced(list(lengths))
+    moving.chosen = Walk(*lengths)
     assert torch.equal(finish(moving).tokens, plain(small, SAMPLED, 2).tokens)  # type: ignore[arg-type]
 
 

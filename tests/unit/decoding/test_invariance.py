@@ -17,6 +17,7 @@ from support.engines import LOPSIDED, TREES, engine_of, finish
 from support.tiny import captions, tiny_models
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from unit.decoding.test_adaptive_self import Coin
 
 from lantern_accel.decoding import accept, logits
 from lantern_accel.device import noise, sampling
@@ -64,19 +65,6 @@ KINDS = ("vanilla", "chain", "eagle2", "scd", "self", "auto")
 def kinds_first(names: Iterable[str]) -> list[Any]:
     """Return one source of each kind as cases, and in the long tier the others."""
     return [n if n in KINDS else pytest.param(n, marks=pytest.mark.long) for n in names]
-
-
-class Walk:
-    """A rule that walks through lengths by a coin."""
-
-    def __init__(self, lengths: list[int], seed: int) -> None:
-        self.lengths, self.generator = lengths, torch.Generator().manual_seed(seed)
-
-    def begin(self) -> int:
-        return self.observe(None)
-
-    def observe(self, block: Any) -> int:
-        return self.lengths[int(torch.randint(0, len(self.lengths), (), generator=self.generator))]
 
 
 def engine_on(tree: AnyKind, given: Sampling = SAMPLED, batch: int = 3, **more: Any) -> Any:
@@ -133,7 +121,7 @@ def test_images_are_the_same_alone_and_in_any_batch(name: str) -> None:
 def test_lengths_that_are_forced_change_nothing(name: str) -> None:
     want = plainly(SAMPLED)
     for seed in range(2):
-        found = decoded(SOURCES[name], rule=lambda lengths: Walk(lengths, seed))  # noqa: B023
+        found = decoded(SOURCES[name], rule=lambda lengths: Coin(lengths, seed))  # noqa: B023
         assert torch.equal(found, want), seed
 
 

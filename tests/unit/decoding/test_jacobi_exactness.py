@@ -17,6 +17,7 @@ import torch
 from support.chi_square import misfit
 from support.engines import engine_of
 from support.jacobi_oracle import Moment, Row, law, residual
+from support.moving import begin
 from support.tiny import captions, tiny_models
 from torch import Tensor
 
@@ -188,16 +189,8 @@ def engine_on(
 def counted(engine: Engine, seed: int = 3) -> Tensor:
     """Decode and count whole images, ``[V ** N]``."""
     g = engine.geometry
-    target = engine.verifying.target
-    features, mask = captions(target, 1)
     with torch.inference_mode():
-        engine.start(
-            features.expand(g.batch, -1, -1)
-            if not engine.sampling.guided
-            else torch.cat((features.expand(g.batch, -1, -1), target.unconditional(g.batch))),
-            mask.expand(g.batch, -1),
-            engine.randomness(seed, list(range(g.batch))),
-        )
+        begin(engine, seed)
         tokens = engine.run().tokens
     vocab = g.vocab
     cells = torch.zeros(g.batch, dtype=torch.int64)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from support.engines import NAMED, SAMPLED, TREES, Models, engine_of, start
@@ -58,34 +61,39 @@ def test_committed_slots_are_never_written(models: Models, name: str) -> None:
         assert follow(engine) >= (engine.geometry.tokens - 1) / (engine.geometry.depth + 1)
 
 
+def any_path(engine: Engine, share: float) -> Callable[..., Accepted]:
+    """Return a judge that accepts a random child with probability ``share``, level by level."""
+    generator = torch.Generator().manual_seed(3)
+
+    def accept(state: Any, tree: Any, logits: Tensor) -> Accepted:
+        batch, depth = len(logits), engine.geometry.depth
+        path = torch.zeros(batch, depth + 1, dtype=torch.int64)
+        length = torch.zeros(batch, dtype=torch.int64)
+        for image in range(batch):
+            node = 0
+            for level in range(depth):
+                count = int(tree.num_children[image, node])
+                if not count or float(torch.rand((), generator=generator)) >= share:
+                    break
+                pick = int(torch.randint(count, (), generator=generator))
+                node = int(tree.first_child[image, node]) + pick
+                path[image, level + 1] = node
+                length[image] += 1
+        return Accepted(
+            path, length, logits[:, 0].argmax(-1), logits[:, 0], torch.zeros(batch, depth)
+        )
+
+    return accept
+
+
 @pytest.mark.parametrize("pattern", ["random", "none", "all"])
 @pytest.mark.parametrize("tree", ["mc_sim", "chain4", "lopsided"])
 def test_any_pattern_of_acceptance_keeps_the_table(
     models: Models, tree: str, pattern: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_of(models, Strategy(drafts=TREES[tree]), SAMPLED, batch=4)
-    generator = torch.Generator().manual_seed(5)
-
-    def accept(state, tree, logits):  # type: ignore[no-untyped-def]
-        batch, depth = len(logits), engine.geometry.depth
-        path, length = torch.zeros(batch, depth + 1, dtype=torch.int64), torch.zeros(batch).long()
-        for image in range(batch):
-            node = 0
-            for level in range(depth):
-                count = int(tree.num_children[image, node])
-                stop = {"none": True, "all": False}.get(
-                    pattern, bool(torch.rand((), generator=generator) < 0.3)
-                )
-                if stop or not count:
-                    break
-                pick = int(torch.randint(count, (), generator=generator))
-                node = int(tree.first_child[image, node]) + pick
-                path[image, level + 1] = node
-                length[image] += 1
-        price = torch.zeros(batch, depth)
-        return Accepted(path, length, logits[:, 0].argmax(-1), logits[:, 0], price)
-
-    monkeypatch.setattr(engine.source, "judge", accept)
+    share = {"none": 0.0, "all": 1.0, "random": 0.7}[pattern]
+    monkeypatch.setattr(engine.source, "judge", any_path(engine, share))
     start(engine)
     with torch.inference_mode():
         follow(engine)

@@ -12,11 +12,11 @@ import pytest
 import torch
 from pydantic import Field
 from support.chi_square import misfit
-from support.engines import GREEDY, SAMPLED, engine_of
-from support.tiny import captions, tiny_models
+from support.engines import GREEDY, SAMPLED, engine_of, finish
+from support.moving import IMAGES, SAMPLING, TOKENS, VOCAB, begin, joint, law_models
+from support.tiny import tiny_models
 from torch import Tensor
 
-from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.sources import CertainDrafts, DraftContext, Kept, register
 from lantern_accel.decoding.sources.tree import TreeState
 from lantern_accel.errors import StrategyError
@@ -80,80 +80,32 @@ class Copies(CertainDrafts[RowAbove]):
 
 # --- what it is held to ----------------------------------------------------------------------------
 
-VOCAB, TOKENS, IMAGES = 3, 4, 40_000
 SMALL = tiny_models(0)
-#: Models whose images are few enough to count them all.
-COUNTED = tiny_models(0, vocab=VOCAB, grid=2, prefix=2, dim=16)
-
-
-def tokens_of(engine: Any, seed: int = 5) -> Tensor:
-    g, target = engine.geometry, engine.verifying.target
-    features, mask = captions(target, 8)
-    some = [i % 8 for i in range(g.batch)] if g.batch <= 8 else [0] * g.batch
-    condition = features[some]
-    if engine.sampling.guided:
-        condition = torch.cat((condition, target.unconditional(g.batch)))
-    with torch.inference_mode():
-        engine.start(condition, mask[some], engine.randomness(seed, list(range(g.batch))))
-        tokens: Tensor = engine.run().tokens
-    return tokens
-
-
-def joint(given: Sampling) -> Tensor:
-    """Return the law of an image of the tiny target, by running it over every image there is."""
-    law = torch.ones(1)
-    images = torch.zeros(1, 0, dtype=torch.int64)
-    for place in range(TOKENS):
-        batch = len(images)
-        engine = engine_of(COUNTED, Strategy(drafts=NoTree(), coupling="maximal"), given, batch)
-        features, mask = (t[:1] for t in captions(engine.verifying.target, 8))
-        given_uniforms = engine.randomness(0, list(range(batch)))
-        condition = features.expand(batch, -1, -1)
-        with torch.inference_mode():
-            engine.session.load(condition, mask.expand(batch, -1), given_uniforms)
-            _, logits = engine.verifying.prefill(engine.state)
-            engine.prefill()
-            for at in range(place):
-                engine.state.root.copy_(images[:, at])
-                if at == place - 1:
-                    tree = engine.source.draft(engine.state)
-                    logits = engine.source.verify(engine.state, tree)[1][:, 0]
-                engine.step()
-        p = distribution(logits, given)
-        law = (law.unsqueeze(1) * p).flatten()
-        images = torch.cat(
-            (
-                images.repeat_interleave(VOCAB, 0),
-                torch.arange(VOCAB).repeat(batch).unsqueeze(1),
-            ),
-            dim=1,
-        )
-    return law
 
 
 @pytest.mark.parametrize("coupling", ["invariant", "maximal"])
 @pytest.mark.parametrize("length", [1, 3])
 def test_images_follow_the_law_that_enumeration_gives(length: int, coupling: Coupling) -> None:
-    given = Sampling(top_k=2, temperature=1.2, cfg_scale=1.0)
     strategy = Strategy(drafts=RowAbove(length=length), coupling=coupling)
-    engine = engine_of(COUNTED, strategy, given, IMAGES)
-    tokens = tokens_of(engine)
-    cells = sum(tokens[:, i] * VOCAB ** (TOKENS - 1 - i) for i in range(TOKENS))
-    assert isinstance(cells, Tensor)
+    engine = engine_of(law_models(), strategy, SAMPLING, 5 * IMAGES)
+    with torch.inference_mode():
+        begin(engine)
+        tokens = engine.run().tokens
+        law = joint(engine)
+    cells = (tokens * VOCAB ** torch.arange(TOKENS - 1, -1, -1)).sum(1)
     counts = torch.bincount(cells, minlength=VOCAB**TOKENS)
-    law = joint(given)
     assert misfit(counts, law) < 4.9
     assert misfit(counts, law.roll(1)) > 4.9  # another law is told from it
     kept = engine.state.histogram.sum(0)
-    assert (kept[: min(length, 2) + 1] > IMAGES / 100).all(), "drafts were kept and refused"
+    assert (kept[: min(length, 2) + 1] > len(tokens) / 100).all(), "drafts were kept and refused"
 
 
 @pytest.mark.parametrize("given", [SAMPLED, GREEDY], ids=["sampled", "greedy"])
 @pytest.mark.parametrize("length", [1, 4, 9])  # a row has six tokens
 def test_its_images_are_vanillas_token_by_token(length: int, given: Sampling) -> None:
     engine = engine_of(SMALL, Strategy(drafts=RowAbove(length=length)), given, 3)
-    want = tokens_of(engine_of(SMALL, Strategy(drafts=NoTree()), given, 3))
-    assert torch.equal(tokens_of(engine), want)
+    want = finish(engine_of(SMALL, Strategy(drafts=NoTree()), given, 3), seed=5).tokens
+    assert torch.equal(finish(engine, seed=5).tokens, want)
     assert not engine.geometry.drafted
     # What it noted itself: every token but the first, and of each image's last step perhaps a few more.
     assert int(engine.source.buffers["seen"]) >= want.numel() - len(want)
@@ -163,7 +115,7 @@ def test_its_images_are_vanillas_token_by_token(length: int, given: Sampling) ->
 def test_it_can_be_relaxed_with_a_price() -> None:
     strategy = Strategy(drafts=RowAbove(length=3), acceptance=LanternPP(k=8, lam=4.0))
     engine = engine_of(SMALL, strategy, SAMPLED, 3)
-    tokens_of(engine)
+    finish(engine, seed=5)
     assert float(engine.state.price.sum()) > 0
 
 

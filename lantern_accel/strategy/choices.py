@@ -51,7 +51,7 @@ class Choice(Record):
 
     kind: Literal["lantern_accel.choice"] = "lantern_accel.choice"
     schema_version: Literal[1] = SCHEMA
-    key: dict[str, Any]
+    key: dict[str, object]
     strategy: Strategy
     speedup: float | None = Field(None, gt=0, allow_inf_nan=False)
     source: Literal["tune", "while generating"]

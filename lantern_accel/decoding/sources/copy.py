@@ -9,7 +9,7 @@ its own. For language models: QuantSpec (arXiv 2502.10424), ML-SpecQD (2503.1356
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from lantern_accel.decoding.sources.window import InvariantWindow, WindowState
 from lantern_accel.decoding.step import Step
 from lantern_accel.decoding.target import Target
 from lantern_accel.errors import StrategyError
-from lantern_accel.strategy.sources import DraftConfig, SelfDrafts, Window
+from lantern_accel.strategy.sources import DraftConfig, Fresh, SelfDrafts, Window
 
 #: Buffers of a request that the copy's session reads too.
 LENT = ("prefix_mask", "keys", "start")
@@ -75,7 +75,7 @@ class CopyDrafts(InvariantWindow[SelfDrafts]):
         self.positions = positions.unsqueeze(0).clone()
 
     @classmethod
-    def window_of(cls, value: SelfDrafts) -> tuple[Any, int]:
+    def window_of(cls, value: SelfDrafts) -> tuple[Fresh | Literal["given"], int]:
         return GIVEN, 0
 
     @classmethod

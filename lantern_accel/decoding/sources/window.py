@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -155,12 +155,10 @@ class WindowDrafts(DraftSource[Value, WindowState, Tensor, Coupled]):
         elif not given.greedy and (reads or not g.keyed):
             reach = row_width(given.target) if reads else 1
             kept = min((1 if g.keyed else 2) * g.nodes + reach, g.tokens)
-        more: dict[str, Any] = {"kept": kept}
+        g = replace(g, in_place=True, kept=kept)
         if g.keyed:
-            more["passes"] = passes
-        else:
-            more |= {"draft_columns": 2 * g.depth, "test_columns": g.depth}
-        return replace(g, in_place=True, **more)
+            return replace(g, passes=passes)
+        return replace(g, draft_columns=2 * g.depth, test_columns=g.depth)
 
     def widening(self, state: WindowState) -> Callable[[], None] | None:
         # The fresh drafts that this window needs after steps of a shorter one.

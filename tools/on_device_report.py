@@ -73,8 +73,8 @@ def tune_text(found: dict[str, Any]) -> str:
     for one in found["choices"]:
         choice = Choice.model_validate(one)
         speed = "" if choice.speedup is None else f"; measured {choice.speedup:.2f}x plain decoding"
-        batch = choice.key.get("batch")
-        lines.append(f"- batch {batch}: {describe_auto(choice.strategy, batch or 1)}{speed}")
+        batch = int(str(choice.key.get("batch", 1)))
+        lines.append(f"- batch {batch}: {describe_auto(choice.strategy, batch)}{speed}")
     return "\n".join(lines)
 
 

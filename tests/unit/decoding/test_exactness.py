@@ -235,7 +235,7 @@ def test_a_drafter_distribution_that_is_not_renormalised_is_found(
             return weights
         return sound(weights, fallback)
 
-    monkeypatch.setattr(acceptance, "normalised", lazy)
+    monkeypatch.setattr(acceptance, "normalise", lazy)
     world = World(seed=7, skill=0.0)
     tokens, _ = continued(world, drafted(world, "static", True, MANY), Rule(Exact()))
     assert skipped and max(misfits(world, tokens)) > 2 * SOUND

@@ -228,4 +228,4 @@ def weight_lines(folder: Path) -> list[str]:
     if not rows:
         return []
     head = ["size", "weights", "step", "ms with all bits", "ms", "of them"]
-    return ["", "## Weights in fewer bits at batch 1", "", *markdown_table(head, rows)]
+    return ["", "## Quantized weights at batch 1", "", *markdown_table(head, rows)]

@@ -31,7 +31,7 @@ from lantern_accel.strategy.values import Coupling, NeighbourSpace, Residual, Sa
 def _option(text: str, *names: str, shown: type | None = None, **bounds: Any) -> Any:
     """Return a field: its help, the option's other names, and its type on the command line."""
     extra = {"names": list(names), "shown": shown.__name__ if shown else ""}
-    return Field(None, description=text, json_schema_extra=extra, **bounds)  # type: ignore[arg-type]
+    return Field(None, description=text, json_schema_extra=extra, **bounds)  # type: ignore[arg-type]  # as pydantic has them
 
 
 def _python(text: str, **bounds: Any) -> Any:
@@ -283,5 +283,5 @@ def takes_settings(function: Called) -> Called:
     own_parameters = [
         p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD
     ]
-    function.__signature__ = own.replace(parameters=[*own_parameters, *shown])  # type: ignore[attr-defined]
+    function.__signature__ = own.replace(parameters=[*own_parameters, *shown])  # type: ignore[attr-defined]  # for help()
     return function

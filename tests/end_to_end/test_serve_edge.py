@@ -29,7 +29,7 @@ from lantern_accel.cli.serve import _origin, _root_path  # noqa: E402
 from lantern_accel.errors import RequestError  # noqa: E402, after importorskip
 from lantern_accel.serving.app import make_app  # noqa: E402
 from lantern_accel.serving.queue import STAGES  # noqa: E402
-from lantern_accel.serving.scheduler import ServerSettings  # noqa: E402
+from lantern_accel.serving.scheduler import ServerSettings  # noqa: E402, after importorskip
 
 PATH = "/v1/images/generations"
 BODY = {"prompt": "red heart", "seed": 7, "strategy": "vanilla"}

@@ -97,7 +97,7 @@ def listed(content: object) -> Change:
 
 
 def cut(share: float) -> Change:
-    """Let a shard end after a share of its bytes, or after so many bytes."""
+    """Let a shard end after a share or a number of its bytes."""
 
     def change(folder: Path) -> None:
         whole = (folder / SHARD).read_bytes()

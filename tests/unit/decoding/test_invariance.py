@@ -121,7 +121,7 @@ def test_images_are_the_same_alone_and_in_any_batch(name: str) -> None:
 def test_lengths_that_are_forced_change_nothing(name: str) -> None:
     want = plainly(SAMPLED)
     for seed in range(2):
-        found = decoded(SOURCES[name], rule=lambda lengths: Coin(lengths, seed))  # noqa: B023
+        found = decoded(SOURCES[name], rule=lambda lengths, seed=seed: Coin(lengths, seed))
         assert torch.equal(found, want), seed
 
 

@@ -141,7 +141,7 @@ def manifest(variant: str, side: int = 48, ids: ChameleonIds | None = None) -> C
         newline_id=8803 if variant == "lumina" else None,
     )  # fmt: skip
     return ChameleonManifest(
-        name="m", variant=variant, side=side, ids=ids or ChameleonIds(), target=target,  # type: ignore[arg-type]
+        name="m", variant=variant, side=side, ids=ids or ChameleonIds(), target=target,
         vq=chameleon_vq_config(),
     )  # fmt: skip
 

@@ -95,7 +95,7 @@ def test_a_text_of_the_other_generation_becomes_an_image(tmp_path: Path) -> None
     folder = write_janus(tmp_path / "Janus-1.3B", "hf")
     with lantern_accel.load(folder, device="cpu", dtype="float32") as pipe:
         assert pipe.model.manifest.variant == "1.3b"
-        ids = pipe.model.text.prompts([" two cats,\nasleep "])  # type: ignore[union-attr]
+        ids = pipe.model.text.prompts([" two cats,\nasleep "])
         assert ids[0][0] == 118 and ids[0][-1] == 121 and 118 not in ids[0][1:]
         (image,) = pipe.generate("a red cube", strategy="sjd", seed=2).images
         assert image.size == (12, 12)

@@ -312,7 +312,7 @@ def test_bad_input(backend: Backend, tiny: str) -> None:
         (StrategyError, {"strategy": "lantern"}, "a codebook of 128"),
     ):
         with pytest.raises(kind, match=fragment):
-            steps.measure(backend, sized(tiny), **given)  # type: ignore[arg-type]
+            steps.measure(backend, sized(tiny), **given)
 
 
 def test_the_papers_sampling_by_kind_of_model() -> None:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lantern_accel.checkpoints.loading import Recipe
-from lantern_accel.checkpoints.weights import Checkpoint
+from lantern_accel.checkpoints.loading import Recipe, fill
+from lantern_accel.checkpoints.weights import Checkpoint, open_checkpoint
 from lantern_accel.families.chameleon.layouts import (
     DRAFTER_RULES,
     RULES,
@@ -26,6 +26,7 @@ from lantern_accel.families.chameleon.layouts import (
 from lantern_accel.families.chameleon.model import TrunkConfig
 from lantern_accel.families.chameleon.text import image_token_name
 from lantern_accel.families.keys import recipes_of, renamed
+from lantern_accel.nn.rotary import RotaryNetwork
 from lantern_accel.nn.vq import VQModel
 
 NAMES = {
@@ -58,6 +59,17 @@ def target_recipes(checkpoint: Checkpoint, config: TrunkConfig) -> Mapping[str, 
 def drafter_recipes(checkpoint: Checkpoint, config: TrunkConfig) -> Mapping[str, Recipe]:
     """Say where the parameters of a drafter lie in a checkpoint."""
     return recipes_of(renamed(checkpoint, DRAFTER_RULES), trunk_changes(checkpoint, config))
+
+
+def fill_from(
+    path: Path,
+    module: RotaryNetwork,
+    recipes: Callable[[Checkpoint, TrunkConfig], Mapping[str, Recipe]],
+) -> None:
+    """Fill a target or a drafter from the files at a path, in float32."""
+    checkpoint, cpu = open_checkpoint(path), torch.device("cpu")
+    made = recipes(checkpoint, module.config)
+    fill(module, checkpoint, made, dtype=torch.float32, device=cpu, what=path.name)
 
 
 def random_hf_weights(

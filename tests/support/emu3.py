@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lantern_accel.families.emu3.family import IBQ
 from lantern_accel.nn.vq import VQConfig
+from support.chameleon import meta_names
 from support.golden import ROOT, golden
 
 RECORDED = ROOT / "emu3"
@@ -29,15 +30,6 @@ HF_NAMES = (
     (r"\.proj_out\.", ".out_proj."),
     (r"^", "vqmodel."),
 )
-#: From our names of a plain VQGAN to Meta's, of the two levels that the tiny one has.
-META_NAMES = (
-    (r"\.mid\.0\.", ".mid.block_1."),
-    (r"\.mid\.1\.", ".mid.attn_1."),
-    (r"\.mid\.2\.", ".mid.block_2."),
-    (r"^encoder\.conv_blocks\.", "encoder.down."),
-    (r"^decoder\.conv_blocks\.(\d+)\.", lambda level: f"decoder.up.{1 - int(level[1])}."),
-    (r"\.res\.", ".block."),
-)
 
 
 def said(name: str) -> dict[str, Any]:
@@ -46,24 +38,16 @@ def said(name: str) -> dict[str, Any]:
     return found
 
 
-def _rename(weights: Mapping[str, Tensor], rules: Any) -> dict[str, Tensor]:
-    out = {}
-    for key, value in weights.items():
-        for pattern, name in rules:
-            key = re.sub(pattern, name, key)
-        out[key] = value.contiguous()
-    return out
-
-
 def weights_of(layout: str) -> dict[str, Tensor]:
     """Return the recorded model's tensors: "official", "3.5", or all that "hf" has in one file."""
     if layout != "hf":
         return dict(golden("emu3/model" if layout == "official" else "emu3/model_3p5"))
-    pictures = _rename(golden("emu3/vision_tokenizer"), HF_NAMES)
-    for key, value in pictures.items():
-        if re.search(r"(_proj)\.weight$", key):
-            pictures[key] = value.flatten(1)
-    return {**{f"text_model.{k}": v for k, v in golden("emu3/model").items()}, **pictures}
+    out = {f"text_model.{key}": value for key, value in golden("emu3/model").items()}
+    for key, value in golden("emu3/vision_tokenizer").items():
+        for pattern, name in HF_NAMES:
+            key = re.sub(pattern, name, key)
+        out[key] = value.flatten(1) if key.endswith("_proj.weight") else value
+    return out
 
 
 def ibq_weights() -> dict[str, Tensor]:
@@ -73,7 +57,7 @@ def ibq_weights() -> dict[str, Tensor]:
         l2_norm=False,
     )  # fmt: skip
     torch.manual_seed(7)
-    return _rename(IBQ(config).state_dict(), META_NAMES)
+    return meta_names(IBQ(config))
 
 
 def write_emu3(
@@ -82,8 +66,6 @@ def write_emu3(
     *,
     weights: Mapping[str, Tensor] | None = None,
     config: Mapping[str, Any] | None = None,
-    vision: Mapping[str, Tensor] | None = None,
-    tokenizer: bool = True,
 ) -> Path:
     """Write the recorded model as it would be published, with its image tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -95,9 +77,7 @@ def write_emu3(
         near = folder / "vision_tokenizer"
         near.mkdir(exist_ok=True)
         own = golden("emu3/vision_tokenizer") if layout == "official" else ibq_weights()
-        own = own if vision is None else vision
-        save_file({k: v.contiguous() for k, v in own.items()}, near / "model.safetensors")
-    if tokenizer:
-        for name in ("emu3.tiktoken", "emu3_vision_tokens.txt"):
-            shutil.copy(RECORDED / name, folder)
+        save_file(own, near / "model.safetensors")
+    for name in ("emu3.tiktoken", "emu3_vision_tokens.txt"):
+        shutil.copy(RECORDED / name, folder)
     return folder

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -62,48 +61,23 @@ def weights_of(layout: str) -> dict[str, Tensor]:
 
 def write_tokenizer(folder: Path, drop: str = "") -> None:
     """Write a tokenizer of single characters with Janus's special tokens, one of them left out."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import BPE
+
+    special = {text: i for text, i in SPECIAL.items() if text != drop}
     letters = " abcdefghijklmnopqrstuvwxyz:\n.,"
     vocab = {letter: i for i, letter in enumerate(letters)}
     vocab |= {f"unused{i}": i for i in range(len(vocab), 118)}
-    vocab |= {text: i for text, i in SPECIAL.items() if text != drop}
-    special = [
-        {"id": i, "content": text, "single_word": False, "lstrip": False, "rstrip": False,
-         "normalized": False, "special": True}
-        for text, i in SPECIAL.items() if text != drop
-    ]  # fmt: skip
-    content: dict[str, Any] = {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": special,
-        "normalizer": None, "pre_tokenizer": None, "post_processor": None, "decoder": None,
-        "model": {
-            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
-            "ignore_merges": False, "vocab": vocab, "merges": [],
-        },
-    }  # fmt: skip
-    (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    tokenizer = Tokenizer(BPE({**vocab, **special}, []))
+    tokenizer.add_special_tokens(list(special))
+    tokenizer.save(str(folder / "tokenizer.json"))
 
 
-def write_janus(
-    folder: Path,
-    layout: str = "original",
-    *,
-    weights: Mapping[str, Tensor] | None = None,
-    config: Mapping[str, Any] | None = None,
-    tokenizer: bool = True,
-) -> Path:
+def write_janus(folder: Path, layout: str = "original") -> Path:
     """Write the recorded model as it would be published."""
     folder.mkdir(parents=True, exist_ok=True)
-    given = weights_of(layout) if weights is None else weights
-    save_file({k: v.contiguous() for k, v in given.items()}, folder / "model.safetensors")
-    said = config_of(layout) if config is None else config
-    (folder / "config.json").write_text(json.dumps(said), encoding="utf-8")
-    if tokenizer:
-        write_tokenizer(folder)
-    return folder
-
-
-def config_of(layout: str) -> dict[str, Any]:
-    """Return the recorded configuration of a layout."""
+    save_file(weights_of(layout), folder / "model.safetensors")
     name = "config" if layout == "original" else "hf_config"
-    found: dict[str, Any] = json.loads((ROOT / "janus" / f"{name}.json").read_text("utf-8"))
-    return found
+    shutil.copy(ROOT / "janus" / f"{name}.json", folder / "config.json")
+    write_tokenizer(folder)
+    return folder

@@ -12,13 +12,14 @@ import sys
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from torch import Tensor
 
 from lantern_accel.checkpoints.loading import without_data
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.llamagen.model import LlamaGenConfig
 from lantern_accel.families.registry import entry, family
 from lantern_accel.nn.vq import VQModel
+from support.official import hugging_face, write_shards, write_sizes, write_trained
 
 CHILD = """
 import json, os, sys
@@ -49,45 +50,19 @@ def write_checkpoint(folder: Path, name: str, shards: int) -> None:
     config: LlamaGenConfig = manifest.target
     with without_data():
         target = family("llamagen").build(manifest, "target", TensorOps())
-    names = {
-        "attention.wo": "self_attn.o_proj",
-        "feed_forward.w2": "mlp.down_proj",
-        "attention_norm": "input_layernorm",
-        "ffn_norm": "post_attention_layernorm",
-        "tok_embeddings": "embed_tokens",
-    }
-    shapes: dict[str, torch.Size] = {}
+    shapes: dict[str, Tensor] = {}
     for key, value in target.state_dict().items():
-        split = {"wqkv": ("q_proj", "k_proj", "v_proj"), "w13": ("gate_proj", "up_proj")}
-        for ours, theirs in names.items():
-            key = key.replace(ours, theirs)
-        key = "lm_head.weight" if key == "output.weight" else f"model.{key}"
-        for whole, parts in split.items():
-            if whole in key:
-                stem = key.replace(f"attention.{whole}", "self_attn.{}")
-                stem = stem.replace(f"feed_forward.{whole}", "mlp.{}")
-                rows = value.shape[0] // len(parts)
-                shapes.update({stem.format(p): torch.Size((rows, value.shape[1])) for p in parts})
-                break
-        else:
-            shapes[key] = value.shape
-    model = folder / "model"
-    model.mkdir(parents=True, exist_ok=True)
-    said = {"num_attention_heads": config.n_head, "block_size": config.num_tokens}
-    (model / "config.json").write_text(json.dumps(said))
-    keys, where = sorted(shapes), {}
-    per = -(-len(keys) // shards)
-    for number in range(shards):
-        file = f"model-{number + 1:05d}-of-{shards:05d}.safetensors"
-        tensors = {
-            key: torch.empty(shapes[key], dtype=torch.bfloat16).uniform_(-0.02, 0.02)
-            for key in keys[number * per : (number + 1) * per]
-        }
-        save_file(tensors, model / file)
-        where.update(dict.fromkeys(tensors, file))
-    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
-    vq = VQModel(manifest.vq)
-    torch.save({"model": vq.state_dict()}, folder / "vq_ds16_any.pt")
+        parts = value.chunk(2) if ".w13." in key else (value,)
+        for one, name in zip(parts, ("w1", "w3"), strict=False):
+            shapes[key.replace("w13", name)] = one
+    weights = {
+        key: torch.empty(value.shape, dtype=torch.bfloat16).uniform_(-0.02, 0.02)
+        for key, value in hugging_face(shapes).items()
+    }
+    model = write_shards(folder / "model", weights, shards)
+    sizes = {"num_attention_heads": config.n_head, "block_size": config.num_tokens}
+    write_sizes(model / "config.json", **sizes)
+    write_trained(folder / "vq_ds16_any.pt", VQModel(manifest.vq).state_dict())
 
 
 def measure(folder: Path) -> dict[str, int]:

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.chameleon import drafter_recipes, write_hf, write_text_tokenizer
+from support.chameleon import drafter_recipes, fill_from, write_hf, write_text_tokenizer
 from support.golden import golden, golden_metadata
 from torch.nn import functional as F
 from torch.testing import assert_close
 
 import lantern_accel
-from lantern_accel.checkpoints.loading import fill
-from lantern_accel.checkpoints.weights import open_checkpoint
+from lantern_accel.decoding.rows import prefix_positions
 from lantern_accel.families.chameleon.drafter import ChameleonDrafter, ChameleonDrafterConfig
 from lantern_accel.families.chameleon.model import ChameleonGPT
-from lantern_accel.families.chameleon.text import ids_from_vocabulary, image_token_name
+from lantern_accel.families.chameleon.text import image_token_name
+from lantern_accel.families.tokenizer import left_pad
 from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel.nn.vq import VQModel, chameleon_pixels_to_uint8, pixels_to_uint8
+from lantern_accel.nn.vq import chameleon_pixels_to_uint8, pixels_to_uint8
 
 #: Of all tokens; a model keeps the rows of codes alone.
 HEAD = golden("chameleon_hf/weights")["lm_head.weight"]
@@ -55,12 +55,6 @@ def target(pipe: Pipeline) -> ChameleonGPT:
     return model
 
 
-@pytest.fixture(scope="module")
-def vq(pipe: Pipeline) -> VQModel:
-    model: VQModel = pipe.model.vq
-    return model
-
-
 def test_hidden_states_and_logits_of_a_line_of_text(target: ChameleonGPT) -> None:
     io = golden("chameleon_hf/io")
     ids = io["plain_ids"]
@@ -85,10 +79,7 @@ def test_guided_greedy_decoding_gives_the_recorded_tokens(target: ChameleonGPT) 
     assert torch.equal(codes + IDS["image_first"], io["greedy_cfg3"])
 
 
-def test_the_prompt_is_padded_and_placed_as_recorded(target: ChameleonGPT) -> None:
-    from lantern_accel.decoding.rows import prefix_positions
-    from lantern_accel.families.tokenizer import left_pad
-
+def test_the_prompt_is_padded_and_placed_as_recorded() -> None:
     io = golden("chameleon_hf/io")
     prompt = [IDS["bos"], *io["prompt_ids"].tolist(), IDS["eot_sep"], IDS["boi"]]
     ids, mask = left_pad([prompt, [IDS["bos"], IDS["boi"]]], 12, IDS["pad"])
@@ -97,18 +88,8 @@ def test_the_prompt_is_padded_and_placed_as_recorded(target: ChameleonGPT) -> No
     assert torch.equal(prefix_positions(mask), io["position_ids"])
 
 
-def test_codes_are_the_recorded_tokens_less_four() -> None:
-    names = {image_token_name(c): IDS["image_first"] + c for c in range(64)}
-    others = {"<s>": 0, "<pad>": 1, "</s>": 2, "<eoss>": 68, "<racm3:break>": 69}
-    ids = ids_from_vocabulary({**names, **others, "<reserved08706>": IDS["eot_sep"]})
-    assert (ids.bos, ids.pad, ids.image_first) == (IDS["bos"], IDS["pad"], IDS["image_first"])
-    assert (ids.image_end, ids.image_start) == (IDS["eoi"], IDS["boi"])
-    assert (ids.end_of_turn, ids.image_codes) == (IDS["eot_sep"], 64)
-    codes = golden("chameleon_vq/io")["image_codes"].flatten(1)
-    assert torch.equal(golden("chameleon_hf/io")["image_bpe"], (codes + ids.image_first).int())
-
-
 def test_the_anole_drafter_predicts_the_recorded_features(tmp_path: Path) -> None:
+    """Position ``p`` reads the target's state there and the token behind it."""
     said = json.loads(golden_metadata("lantern_drafters/anole_weights")["config"])
     config = ChameleonDrafterConfig(
         dim=said["hidden_size"],
@@ -119,19 +100,12 @@ def test_the_anole_drafter_predicts_the_recorded_features(tmp_path: Path) -> Non
         image_codes=64,
     )
     torch.save(golden("lantern_drafters/anole_weights"), tmp_path / "pytorch_model.bin")
-    checkpoint = open_checkpoint(tmp_path)
     drafter = ChameleonDrafter(config)
-    fill(
-        drafter,
-        checkpoint,
-        drafter_recipes(checkpoint, config),
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-        what="drafter",
-    )
+    fill_from(tmp_path, drafter, drafter_recipes)
     io = golden("lantern_drafters/anole_io")
     seen = io["attention_mask"].bool()
-    out = drafter.forward_dense(io["input_ids"], io["hidden_states"], seen)
+    condition = F.pad(io["input_ids"], (1, 0))  # its first token is not read
+    out = drafter.forward_image(condition, condition[:, :0], io["hidden_states"], seen)
     # Padded rows hold what the official masks let through, which nothing reads.
     assert_close(out[seen], io["out_hidden"][seen], **CLOSE)
 
@@ -142,32 +116,21 @@ def test_the_public_loader_and_pipeline_give_the_recorded_picture(pipe: Pipeline
     done = pipe.generate(prompt, strategy="vanilla", temperature=0, cfg_scale=3.0)
     assert torch.equal(done.tokens + IDS["image_first"], io["greedy_cfg3"])
     assert done.images[0].size == (64, 64)
+    assert_close(pipe.model.vq.decode(vq_io["codes"]), vq_io["pixels"], **CLOSE)
     drawn = pipe.pixels(vq_io["codes"].flatten(1)).int()
     theirs = vq_io["pixels_uint8_hwc"].int()
     assert (drawn - theirs).abs().max() <= 1
     assert (drawn != theirs).float().mean() < 1e-3
+    assert torch.equal(chameleon_pixels_to_uint8(vq_io["pixels"]), vq_io["pixels_uint8_hwc"])
 
 
-def test_decoding_codes_gives_the_official_pixels(vq: VQModel) -> None:
-    io = golden("chameleon_vq/io")
-    assert_close(vq.lookup(io["codes"]), io["zq"], rtol=0.0, atol=1e-6)
-    pixels = vq.decode(io["codes"])
-    assert_close(pixels, io["pixels"], **CLOSE)
-    assert torch.equal(chameleon_pixels_to_uint8(io["pixels"]), io["pixels_uint8_hwc"])
-
-
-def test_encoding_an_image_gives_the_official_codes(vq: VQModel) -> None:
-    io = golden("chameleon_vq/io")
+def test_encoding_an_image_gives_the_official_codes(pipe: Pipeline) -> None:
+    io, vq = golden("chameleon_vq/io"), pipe.model.vq
     assert_close(vq.encode_latents(io["image"]), io["enc_prequant"], **CLOSE)
     assert torch.equal(vq.encode(io["image"]), io["image_codes"])
-
-
-def test_a_picture_need_not_be_square(vq: VQModel) -> None:
-    codes = torch.arange(8).view(1, 2, 4)
-    assert vq.decode(codes).shape == (1, 3, 2 * 16, 4 * 16)
-    # Only the attention in the middle sees across: a wide picture's codes come back in their places.
-    image = golden("chameleon_vq/io")["image"][:, :, :32]
-    assert vq.encode(image).shape == (2, 2, 4)
+    # A picture need not be square.
+    assert vq.decode(torch.arange(8).view(1, 2, 4)).shape == (1, 3, 2 * 16, 4 * 16)
+    assert vq.encode(io["image"][:, :, :32]).shape == (2, 2, 4)
 
 
 def test_chameleon_rounds_pixels_its_own_way() -> None:

@@ -154,6 +154,12 @@ def test_pixels_are_the_recorded_ones_rounded_to_the_nearest(pipe: Any, size: st
     assert (found.int() - want.int()).abs().max() <= 1
 
 
+def test_encoding_an_image_gives_the_official_codes(pipe: Any) -> None:
+    io, vq = golden("lumina2/io"), pipe.model.vq
+    assert_close(vq.encode_latents(io["vq.image"]), io["vq.enc_prequant"], rtol=0.0, atol=1e-4)
+    assert torch.equal(vq.encode(io["vq.image"]), io["vq.image_codes"])
+
+
 def test_halves_and_what_is_out_of_range() -> None:
     rounded = {-1.5: 0, -1: 0, 0: 128, 1 / 255: 128, 2 / 255: 128, 3 / 255: 129, 1: 255, 9: 255}
     pixels = torch.tensor(list(rounded), dtype=torch.float64).view(1, 1, 1, -1)

@@ -21,7 +21,7 @@ from support.chameleon import (
     write_drafter,
     write_vqgan,
 )
-from support.emu3 import ibq_weights, weights_of, write_emu3
+from support.emu3 import weights_of, write_emu3
 from support.glm_image import write_glm_image
 from support.golden import golden
 from support.janus import SPECIAL, write_janus, write_tokenizer
@@ -34,6 +34,7 @@ from lantern_accel.models.check import check
 
 #: What is done to a folder that is as it should be.
 Change = Callable[[Path], None]
+Weights = dict[str, torch.Tensor]
 MODEL, VISION = "model.safetensors", "vision_tokenizer/model.safetensors"
 MOVQ, TOKENIZER, SETTINGS = (
     "movqgan/270M/movqgan_270M.ckpt",
@@ -44,41 +45,32 @@ GLM = "vision_language_encoder/config.json"
 WORDS, NAMES = "emu3.tiktoken", "emu3_vision_tokens.txt"
 
 
-def says(name: str = "config.json", **values: Any) -> Change:
-    """Let a JSON file say other values; ``...``: leave the name out."""
+def says(name: str = "config.json", table: str = "", **values: Any) -> Change:
+    """Let a JSON file, or a table in it, say other values."""
 
     def change(folder: Path) -> None:
         path = folder / name
-        said = {**json.loads(path.read_text("utf-8")), **values}
-        path.write_text(json.dumps({k: v for k, v in said.items() if v is not ...}), "utf-8")
-
-    return change
-
-
-def text(name: str = GLM, table: str = "text_config", **values: Any) -> Change:
-    """Let a table of a JSON file say other values."""
-
-    def change(folder: Path) -> None:
-        said = json.loads((folder / name).read_text("utf-8"))
-        says(name, **{table: {**said[table], **values}})(folder)
+        said = json.loads(path.read_text("utf-8"))
+        (said[table] if table else said).update(values)
+        path.write_text(json.dumps(said), "utf-8")
 
     return change
 
 
 def rope(**values: Any) -> Change:
-    return text(rope_parameters=values)
+    return says(GLM, "text_config", rope_parameters=values)
+
+
+def llm(**values: Any) -> Change:
+    return says(table="language_config", **values)
 
 
 def without(*names: str) -> Change:
     """Let files or folders be absent."""
 
     def change(folder: Path) -> None:
-        for name in names:
-            path = folder / name
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+        for path in (folder / name for name in names):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     return change
 
@@ -93,29 +85,23 @@ def cut(name: str) -> Change:
     return change
 
 
-def holds(name: str, weights: Callable[[], dict[str, Any]]) -> Change:
-    """Let a file hold other tensors."""
+def holds(name: str, given: str | Weights, edit: Callable[[Weights], object] = dict.copy) -> Change:
+    """Let a file hold other tensors, recorded ones by their name, once they were edited."""
 
     def change(folder: Path) -> None:
-        kept = {key: value.contiguous() for key, value in weights().items()}
-        if name.endswith(".ckpt"):
-            torch.save(kept, folder / name)
-        else:
-            save_file(kept, folder / name)
+        edit(weights := dict(golden(given) if isinstance(given, str) else given))
+        save = torch.save if name.endswith(".ckpt") else save_file
+        save({key: value.clone() for key, value in weights.items()}, folder / name)
 
     return change
 
 
-def tensors(edit: Callable[[dict[str, Any]], Any]) -> Change:
+def tensors(edit: Callable[[Weights], object]) -> Change:
     """Let the model's file be edited."""
 
     def change(folder: Path) -> None:
-        path = folder / MODEL
-        if not path.is_file():
-            path = folder / "vision_language_encoder" / MODEL
-        weights = load_file(path)
-        edit(weights)
-        save_file(weights, path)
+        home = folder if (folder / MODEL).is_file() else folder / "vision_language_encoder"
+        holds(MODEL, load_file(home / MODEL), edit)(home)
 
     return change
 
@@ -144,71 +130,43 @@ def token(name: str, number: object = None) -> Change:
     return change
 
 
+def drop(weights: Weights, *names: str) -> None:
+    """Take out the tensors with one of these in their name."""
+    for key in [key for key in weights if any(name in key for name in names)]:
+        del weights[key]
+
+
 def drops(*names: str) -> Change:
-    """Let the model's tensors with one of these in their name be absent."""
-
-    def change(weights: dict[str, Any]) -> None:
-        for key in [key for key in weights if any(name in key for name in names)]:
-            del weights[key]
-
-    return tensors(change)
+    return tensors(lambda weights: drop(weights, *names))
 
 
-def has(**more: Any) -> Change:
-    """Let the model's file have these besides; dots are written ``__``."""
-    return tensors(lambda w: w.update({k.replace("__", "."): v for k, v in more.items()}))
+def only_reads(weights: Weights) -> None:
+    drop(weights, "gen_")
+    weights["vision_model.x"] = torch.ones(1)
 
 
-def only_reads(folder: Path) -> None:
-    drops("gen_")(folder)
-    has(vision_model__x=torch.ones(1))(folder)
-
-
-def llm(**values: Any) -> Change:
-    return text("config.json", "language_config", **values)
-
-
-def untagged(folder: Path) -> None:
-    write_tokenizer(folder, drop=next(name for name in SPECIAL if "end" not in name))
-
-
-def drafter(edit: Callable[[dict[str, Any]], Any], dim: int = 32) -> Change:
+def drafter(edit: Callable[[Weights], object], dim: int = 32) -> Change:
     """Let an Anole's drafter have other tensors."""
 
     def change(folder: Path) -> None:
         tokens = len(load_file(folder / SHARDS[0])["model.embed_tokens.weight"])
-        weights = random_drafter_weights(13, dim=dim, tokens=tokens)
-        edit(weights)
+        edit(weights := random_drafter_weights(13, dim=dim, tokens=tokens))
         write_drafter(folder / "drafter", weights)
 
     return change
 
 
-def doubled(weights: dict[str, Any]) -> None:
+def doubled(weights: Weights) -> None:
     weights |= {k.replace("layers.0", "layers.1"): v for k, v in weights.items()}
 
 
-def unnormed(weights: dict[str, Any]) -> None:
-    for key in [key for key in weights if "_norm." in key]:
-        del weights[key]
-
-
-def emu3_mixed() -> dict[str, Any]:
-    return {**weights_of("hf"), **{k: v.clone() for k, v in weights_of("official").items()}}
-
-
-def lumina2_mixed(weights: dict[str, Any]) -> None:
+def lumina2_mixed(weights: Weights) -> None:
     norm = weights["model.layers.0.self_attn.q_norm.weight"]
-    weights["layers.0.attention.q_normalization.weight"] = norm[0].clone()
+    weights["layers.0.attention.q_normalization.weight"] = norm[0]
 
 
-def smaller() -> dict[str, Any]:
-    weights = dict(golden("lumina2/movqgan"))
-    return {**weights, "quantize.embedding.weight": weights["quantize.embedding.weight"][:32]}
-
-
-def lacking(name: str, key: str) -> Callable[[], dict[str, Any]]:
-    return lambda: {k: v for k, v in golden(name).items() if k != key}
+def smaller(weights: Weights) -> None:
+    weights["quantize.embedding.weight"] = weights["quantize.embedding.weight"][:32]
 
 
 C, R = CheckpointError, RequestError
@@ -218,28 +176,30 @@ SHARDS = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
 FOLDERS: list[tuple[str, str, Change, type[LanternError], str]] = [
     # --- parts of several releases
     ("lumina2", "mixed layouts", tensors(lumina2_mixed), C, "original and Hugging Face"),
-    ("lumina2", "video codes", holds(MOVQ, lambda: golden("emu3/vision_tokenizer")), C, "on video"),
-    ("lumina2", "plain VQ", holds(MOVQ, lambda: golden("chameleon_vq/weights")), C, "read the codes"),
-    ("lumina2", "the model as VQ", holds(MOVQ, lambda: golden("lumina2/model")), C, "not MoVQGAN"),
-    ("lumina2", "fewer codes", holds(MOVQ, smaller), C, "has 32 codes"),
+    ("lumina2", "video codes", holds(MOVQ, "emu3/vision_tokenizer"), C, "on video"),
+    ("lumina2", "plain VQ", holds(MOVQ, "chameleon_vq/weights"), C, "read the codes"),
+    ("lumina2", "the model as VQ", holds(MOVQ, "lumina2/model"), C, "not MoVQGAN"),
+    ("lumina2", "fewer codes", holds(MOVQ, "lumina2/movqgan", smaller), C, "has 32 codes"),
     ("lumina2", "layers", says(num_hidden_layers=4), C, "not of one model"),
     ("lumina2", "another type", says(model_type="llama"), C, "not of one model"),
-    ("official", "mixed layouts", holds(MODEL, emu3_mixed), C, "has keys of two layouts"),
-    ("official", "plain VQ", holds(VISION, ibq_weights), C, "is not Emu3's image tokenizer"),
-    ("official", "no video", holds(VISION, lambda: golden("lumina2/movqgan")), C, "is not Emu3's"),
-    ("3.5", "MoVQ", holds(VISION, lambda: golden("emu3/vision_tokenizer")), C, "read the codes"),
+    ("official", "mixed layouts", tensors(lambda w: w.update(weights_of("hf"))), C, "of two layouts"),
+    ("official", "plain VQ", holds(VISION, "chameleon_vq/weights"), C, "is not Emu3's"),
+    ("official", "no video", holds(VISION, "lumina2/movqgan"), C, "is not Emu3's"),
+    ("3.5", "MoVQ", holds(VISION, "emu3/vision_tokenizer"), C, "read the codes"),
     ("official", "layers", says(num_hidden_layers=4), C, "num_hidden_layers 3 by its shapes"),
     ("official", "names", lines(NAMES, lambda names: names[:-1]), C, "names 63 codes"),
     ("janus", "mixed layouts", tensors(lambda w: w.update(janus_of("hf"))), C, "keys of two layouts"),
-    ("anole", "drafter's width", drafter(lambda w: None, dim=64), C, "dim is 64 and the model's 32"),
-    ("anole", "LlamaGen's drafter", drafter(unnormed), C, "not a drafter for Anole"),
+    ("anole", "drafter's width", drafter(dict.copy, dim=64), C, "dim is 64 and the model's 32"),
+    ("anole", "LlamaGen's drafter", drafter(lambda w: drop(w, "_norm.")), C, "not a drafter for Anole"),
     ("anole", "two blocks", drafter(doubled), C, "only drafters of one"),
     ("anole", "more codes", lambda at: write_vqgan(at / VQGAN, tiny_vq(1, 24)), C, "24 codes"),
-    ("anole", "another VQ", holds(VQGAN, lambda: {"decoder.weight": torch.zeros(1)}), C,
+    ("anole", "another VQ", holds(VQGAN, {"decoder.weight": torch.zeros(1)}), C,
      "not Chameleon's VQGAN"),
+    ("anole", "MoVQGAN", holds(VQGAN, "lumina2/movqgan"), C, "attention outside"),
     # --- models that generate no images
-    ("janus", "only reads", only_reads, C, "only the half of Janus that reads images"),
-    ("janus", "JanusFlow", has(vision_gen_dec_model__conv__weight=torch.ones(1)), C, "flow matching"),
+    ("janus", "only reads", tensors(only_reads), C, "only the half of Janus that reads images"),
+    ("janus", "JanusFlow", tensors(lambda w: w.update({"vision_gen_dec_model.x": torch.ones(1)})), C,
+     "flow matching"),
     ("official", "Chat", says(max_position_embeddings=131072), C, "is Emu3-Chat"),
     ("official", "Stage1", says(image_area=262144), C, "is Emu3-Stage1"),
     ("official", "its VQ", says(model_type="Emu3VisionVQ"), C, "is the image tokenizer of Emu3"),
@@ -247,8 +207,8 @@ FOLDERS: list[tuple[str, str, Change, type[LanternError], str]] = [
     ("lumina2", "no tokenizer", without(TOKENIZER), R, f"put the model's {TOKENIZER} into"),
     ("lumina2", "no settings", without(SETTINGS), R, f"put the model's {SETTINGS} into"),
     ("lumina2", "no decoder", without("movqgan"), C, "put movqgan_270M.ckpt"),
-    ("lumina2", "VQ lacks", holds(MOVQ, lacking("lumina2/movqgan", "decoder.conv_out.weight")), C,
-     "1 key is missing"),
+    ("lumina2", "VQ lacks", holds(MOVQ, "lumina2/movqgan", lambda w: w.pop("decoder.conv_out.weight")),
+     C, "1 key is missing"),
     ("lumina2", "lacks", tensors(lambda w: w.pop("model.layers.1.mlp.up_proj.weight")), C,
      "layers.1.feed_forward.w13.weight"),
     ("lumina2", "no norm", tensors(lambda w: w.pop("model.layers.0.self_attn.q_norm.weight")), C,
@@ -262,7 +222,8 @@ FOLDERS: list[tuple[str, str, Change, type[LanternError], str]] = [
     ("official", "no VQ", without("vision_tokenizer"), C, "BAAI/Emu3-VisionTokenizer"),
     ("3.5", "no eps", says(rms_norm_eps=None), C, "lacks rms_norm_eps"),
     ("janus", "no tokenizer", without(TOKENIZER), R, f"put the model's {TOKENIZER}"),
-    ("janus", "no image tags", untagged, C, "cannot prompt Janus for an image"),
+    ("janus", "no image tags", lambda at: write_tokenizer(at, next(iter(SPECIAL))), C,
+     "cannot prompt Janus for an image"),
     ("janus", "lacks", drops("layers.1.mlp.up_proj"), C, "is missing"),
     ("janus", "no head", drops("vision_head.bias"), C, "output.bias"),
     ("janus", "no decoder", drops("conv_blocks"), C, "fetch it again"),
@@ -323,14 +284,14 @@ FOLDERS: list[tuple[str, str, Change, type[LanternError], str]] = [
     ("glm", "no share", rope(partial_rotary_factor=-0.5), C, "partial_rotary_factor -0.5"),
     ("glm", "more than all", rope(partial_rotary_factor=2.0), C, "cannot turn in pairs"),
     ("glm", "rotation", rope(rope_type="yarn"), C, "asks for rope_type 'yarn'"),
-    ("glm", "heads", text(num_attention_heads=3), C, "not 3 heads of one width"),
-    ("glm", "heads in words", text(num_attention_heads="4"), C, "num_attention_heads '4'"),
-    ("glm", "width", text(hidden_size=64), C, "hidden_size 128 by its shapes"),
+    ("glm", "heads", says(GLM, "text_config", num_attention_heads=3), C, "not 3 heads of one width"),
+    ("glm", "heads in words", says(GLM, "text_config", num_attention_heads="4"), C, "heads '4'"),
+    ("glm", "width", says(GLM, "text_config", hidden_size=64), C, "hidden_size 128 by its shapes"),
     ("glm", "codes", says(GLM, vq_config={"num_embeddings": "128"}), C, "num_embeddings '128'"),
     ("glm", "text", says(GLM, text_config=[1]), C, "text_config [1]"),
     ("glm", "image start", says(GLM, image_end_token_id="x"), C, "image_end_token_id 'x'"),
     ("janus", "text", says(language_config="x"), C, "language_config 'x'"),
-    ("janus", "eps", text("config.json", "language_config", rms_norm_eps=[1]), C, "rms_norm_eps [1]"),
+    ("janus", "eps", llm(rms_norm_eps=[1]), C, "rms_norm_eps [1]"),
     ("janus", "patches", says(vision_config={"num_image_tokens": 575}), C, "not a square"),
     ("janus", "sight", says(vision_config=[1]), C, "vision_config [1]"),
     ("janus", "heads", llm(num_attention_heads=3), C, "not 3 heads of one width"),

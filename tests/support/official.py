@@ -17,6 +17,7 @@ from lantern_accel.errors import ModelError
 from lantern_accel.families.base import Parts
 from lantern_accel.models.locate import find_model
 from lantern_accel.nn.vq import VQConfig, VQModel
+from support.golden import golden
 
 
 def gpt_weights(
@@ -179,6 +180,20 @@ def write_shards(
     return folder
 
 
+def shard_folder(
+    folder: Path,
+    weights: dict[str, Tensor] | None = None,
+    count: int = 3,
+    *,
+    index: bool = True,
+) -> Path:
+    """Write a tiny text-conditional GPT as LANTERN's converted checkpoints lie, without its VQ."""
+    given = hugging_face(gpt_weights()) if weights is None else weights
+    write_shards(folder, given, count, index=index)
+    write_sizes(folder / "config.json", num_attention_heads=4, input_type="t2i")
+    return folder
+
+
 def class_folder(folder: Path, *, classes: int = 7, **sizes: int) -> Path:
     """LlamaGen's ``pretrained_models`` with a tiny class-conditional GPT, 24 x 24 tokens, and its VQ.
 
@@ -205,6 +220,17 @@ def write_features(path: Path, valid: list[int], *, width: int = 24, length: int
     mask = (torch.arange(length) < torch.tensor(valid).unsqueeze(1)).to(torch.uint8)
     save_file({"embeddings": features, "mask": mask}, path)
     return path
+
+
+def recorded_captions(padded: str = "right") -> tuple[Tensor, Tensor]:
+    """Return the recorded captions padded on the right, as T5 does, or on the left; pads are not zero."""
+    io = golden("llamagen_t2i/io")
+    features, mask = io["cond_embeds"], io["cond_masks"].bool()
+    noise = torch.randn(features.shape, generator=torch.Generator().manual_seed(1))
+    if padded == "left":
+        return torch.where(mask.unsqueeze(-1), features, noise), mask
+    rows = [torch.cat((f[m], n[~m])) for f, n, m in zip(features, noise, mask, strict=True)]
+    return torch.stack(rows), mask.flip(1)
 
 
 def add_drafter(folder: Path, input_type: str = "t2i", **sizes: int) -> Path:

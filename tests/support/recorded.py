@@ -125,12 +125,3 @@ def decode(
         engine.start(rows, mask, engine.randomness(0, list(range(batch))))
         decoded = engine.run(step)
     return decoded.tokens, accepted, engine
-
-
-def drafted_densely(
-    drafter: LlamaGenDrafter, codes: Tensor, features: Tensor, mask: Tensor | None = None
-) -> Tensor:
-    """Run a drafter over a whole sequence without a cache; ``mask`` bool ``[R, prefix_length]``."""
-    prefix = drafter.config.prefix_length
-    at = drafter.dense_pass(mask, prefix, codes.shape[1] - prefix, features)
-    return drafter.run(drafter.embed(codes), features, at)

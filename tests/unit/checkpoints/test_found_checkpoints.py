@@ -15,8 +15,8 @@ from support.official import (
     add_drafter,
     gpt_weights,
     hugging_face,
+    shard_folder,
     vq_weights,
-    write_shards,
     write_sizes,
     write_trained,
 )
@@ -31,15 +31,6 @@ from lantern_accel.models import hub, locate
 from lantern_accel.models.locate import find_model, known_manifest
 
 Write = Callable[[Path, dict[str, torch.Tensor]], object]
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder of three shards without an index, its image tokenizer beside it."""
-    made = write_shards(tmp_path / "LlamaGen-T2I", hugging_face(gpt_weights()), 3, index=False)
-    write_sizes(made / "config.json", num_attention_heads=4, input_type="t2i")
-    write_trained(tmp_path / "vq_ds16_t2i.pt", vq_weights(64))
-    return made
 
 
 # --- keys ---------------------------------------------------------------------------------------------
@@ -71,8 +62,7 @@ def test_what_wrappers_put_before_keys_is_taken_off(
 
 def test_shards_with_wrapped_keys_and_an_index_are_one_checkpoint(tmp_path: Path) -> None:
     given = {f"module._orig_mod.{k}": v for k, v in hugging_face(gpt_weights()).items()}
-    made = write_shards(tmp_path / "LlamaGen-T2I", given, 3)
-    write_sizes(made / "config.json", num_attention_heads=4, input_type="t2i")
+    made = shard_folder(tmp_path / "LlamaGen-T2I", given)
     torch.save(given, made / "pytorch_model.bin")  # the same in another format
     assert find_model(made).manifest.target.n_layer == 2
 
@@ -132,8 +122,7 @@ def test_several_sets_without_an_order_are_a_question(
 def test_an_image_tokenizer_within_a_hugging_face_folder_is_found(
     tmp_path: Path, index: bool
 ) -> None:
-    made = write_shards(tmp_path / "LlamaGen-T2I", hugging_face(gpt_weights()), 2, index=index)
-    write_sizes(made / "config.json", num_attention_heads=4, input_type="t2i")
+    made = shard_folder(tmp_path / "LlamaGen-T2I", count=2, index=index)
     write_trained(made / "vq_ds16_t2i.pt", vq_weights(64))
     torch.save({"state": {}}, made / "optimizer.pt")
     torch.save({"x": 1}, made / "training_args.bin")
@@ -207,12 +196,9 @@ def test_an_id_is_loaded_fetched_and_planned(monkeypatch: pytest.MonkeyPatch, ca
             find_model(name)
 
 
-def test_a_folder_of_that_name_comes_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path
-) -> None:
+def test_a_folder_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "google").mkdir()
-    folder.rename(tmp_path / "google" / "flan-t5-xl")
+    shard_folder(tmp_path / "google" / "flan-t5-xl", index=False)
     assert find_model("google/flan-t5-xl").manifest.target.n_layer == 2
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.official import gpt_weights, vq_weights, write_sizes, write_trained
+from support.official import class_folder
 from torch import Tensor, nn
 
 import lantern_accel
@@ -19,14 +19,6 @@ from lantern_accel.checkpoints.weights import open_checkpoint
 from lantern_accel.cli import main
 from lantern_accel.errors import CheckpointError, StrategyError
 from lantern_accel.nn.transformer import Projection
-
-
-def official(folder: Path) -> Path:
-    """Write a tiny LlamaGen of classes as official files."""
-    write_trained(folder / "c2i_tiny_256.pt", gpt_weights(classes=10))
-    write_sizes(folder / "c2i_tiny_256.json", n_head=4, block_size=16)
-    write_trained(folder / "vq_ds16_c2i.pt", vq_weights(64))
-    return folder
 
 
 def test_finding_and_loading_unpickle_each_file_once(
@@ -40,8 +32,8 @@ def test_finding_and_loading_unpickle_each_file_once(
 
     monkeypatch.setattr(torch, "load", counting)
     monkeypatch.setattr(weights, "BLOCK_BYTES", 64)
-    lantern_accel.load(official(tmp_path), device="cpu", options={"threads": 1}).close()
-    assert sorted(opened) == ["c2i_tiny_256.pt", "vq_ds16_c2i.pt"]
+    lantern_accel.load(class_folder(tmp_path), device="cpu", options={"threads": 1}).close()
+    assert sorted(opened) == ["c2i_tiny_384.pt", "vq_ds16_c2i.pt"]
 
 
 def filled(path: Path, like: Tensor, rows: Tensor | None = None) -> Tensor:
@@ -149,7 +141,7 @@ def test_a_file_that_was_written_again_is_opened_again(tmp_path: Path) -> None:
 def test_a_strategy_that_needs_a_drafter_is_refused_before_weights_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = official(tmp_path)
+    folder = class_folder(tmp_path)
     monkeypatch.setattr(weights.Checkpoint, "blocks", None)  # reads no weight
     with pytest.raises(StrategyError, match="no drafter"):
         lantern_accel.generate(3, model=folder, device="cpu", strategy="lantern", k=5)

@@ -20,6 +20,7 @@ from support.official import (
     gpt_weights,
     hugging_face,
     refused,
+    shard_folder,
     text_folder,
     vq_weights,
     write_drafter,
@@ -51,10 +52,8 @@ def sharded(index: bool) -> Callable[[Path], Path]:
     """Return what writes a folder of three shards, its image tokenizer next to it."""
 
     def write(folder: Path) -> Path:
-        made = write_shards(folder / "LlamaGen", hugging_face(gpt_weights()), 3, index=index)
-        write_sizes(made / "config.json", num_attention_heads=4, input_type="t2i")
         write_trained(folder / "vq_ds16_t2i.pt", vq_weights(64))
-        return made
+        return shard_folder(folder / "LlamaGen", index=index)
 
     return write
 

@@ -7,30 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.golden import golden
 from support.growth import growth, measurable
 from torch.nn import functional as F
 
 from lantern_accel.errors import StrategyError
 from lantern_accel.nn import neighbours
 from lantern_accel.nn.neighbours import cached_neighbour_table, neighbour_table
-
-
-def codebook() -> torch.Tensor:
-    return golden("lantern/proximity")["codebook_raw"]
-
-
-def test_raw_neighbours_are_the_official_ones() -> None:
-    table = neighbour_table(codebook(), 32)
-    assert table.dtype == torch.int32
-    assert torch.equal(table, golden("lantern/proximity")["nearest_raw"].int())
-
-
-def test_neighbours_on_the_sphere_are_the_recorded_ones() -> None:
-    table = cached_neighbour_table(codebook(), 32, normalise=True, cache=None)
-    assert torch.equal(table, golden("lantern/proximity")["nearest_l2norm"].int())
-    raw = cached_neighbour_table(codebook(), 32, normalise=False, cache=None)
-    assert not torch.equal(table, raw)
 
 
 def test_every_row_is_sorted_by_distance_and_leaves_its_own_code_out() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from support.golden import golden
-from support.official import text_folder
+from support.official import recorded_captions, text_folder
 
 import lantern_accel
 from lantern_accel.errors import CheckpointError, LanternWarning, RequestError
@@ -29,18 +29,9 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # --- padding ------------------------------------------------------------------------------------
 
 
-def right_padded() -> tuple[torch.Tensor, torch.Tensor]:
-    """The recorded captions as T5 gives them: valid ones first, then what it makes of the pads."""
-    io = golden("llamagen_t2i/io")
-    features, mask = io["cond_embeds"], io["cond_masks"].bool()
-    noise = torch.randn(features.shape, generator=torch.Generator().manual_seed(1))
-    rows = [torch.cat((f[m], n[~m])) for f, n, m in zip(features, noise, mask, strict=True)]
-    return torch.stack(rows), mask.flip(1)
-
-
 def test_valid_features_are_rotated_to_the_right_end_and_pads_are_zero() -> None:
     io = golden("llamagen_t2i/io")
-    features, mask = left_pad(*right_padded())
+    features, mask = left_pad(*recorded_captions())
     assert torch.equal(features, io["cond_embeds"])
     assert torch.equal(mask, io["cond_masks"].bool())
     assert mask.sum(1).tolist() == [7, 31, 120]
@@ -60,14 +51,10 @@ def test_short_features_are_padded_to_the_prefix() -> None:
 # --- files of features --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("suffix", ["safetensors", "npz"])
-def test_features_from_a_file(tmp_path: Path, suffix: str) -> None:
-    features, mask = right_padded()
-    path = tmp_path / f"captions.{suffix}"
-    if suffix == "npz":
-        np.savez(path, embeddings=features.numpy(), mask=mask.numpy())
-    else:
-        save_file({"embeddings": features, "mask": mask}, path)
+def test_features_from_a_file_of_numpy(tmp_path: Path) -> None:
+    features, mask = recorded_captions()
+    path = tmp_path / "captions.npz"
+    np.savez(path, embeddings=features.numpy(), mask=mask.numpy())
     found, seen = FeatureFile(path, 120, 48).encode(["a", "b", "c"])
     assert torch.equal(found, golden("llamagen_t2i/io")["cond_embeds"])
     assert torch.equal(seen, golden("llamagen_t2i/io")["cond_masks"].bool())

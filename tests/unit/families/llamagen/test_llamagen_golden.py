@@ -10,8 +10,10 @@ from support.golden import golden
 from support.recorded import lantern_target, official_llamagen
 from torch.testing import assert_close
 
+from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.llamagen.model import LlamaGenGPT
 from lantern_accel.nn.rotary import rotary_table_2d
+from lantern_accel.nn.transformer import Pass, dense_visible
 
 CLOSE = {"rtol": 0.0, "atol": 1e-4}
 
@@ -23,27 +25,11 @@ def c2i_features(model: LlamaGenGPT) -> torch.Tensor:
     return model.forward_dense(classes, tokens[:, :-1])
 
 
-def test_the_official_config_gives_the_official_sizes() -> None:
-    config = official_llamagen("llamagen_c2i").config
-    assert (config.conditioning, config.prefix_length, config.grid) == ("class", 1, 8)
-    assert (config.hidden_dim, config.head_dim, config.num_tokens) == (256, 16, 64)
-    text = official_llamagen("llamagen_t2i").config
-    assert (text.conditioning, text.prefix_length, text.caption_dim) == ("text", 120, 48)
-
-
 def test_class_features_and_logits_are_the_official_ones() -> None:
     model, io = official_llamagen("llamagen_c2i"), golden("llamagen_c2i/io")
     features = c2i_features(model)
     assert_close(features, io["hidden_normed"], **CLOSE)
     assert_close(model.head(features), io["full_logits"], **CLOSE)
-
-
-def test_guided_logits_are_the_official_ones() -> None:
-    from lantern_accel.device.sampling import guide
-
-    io = golden("llamagen_c2i/io")
-    scale = torch.full((2, 8), 4.0)
-    assert_close(guide(io["full_logits"][:, :8], scale), io["cfg4_logits"], **CLOSE)
 
 
 def test_bfloat16_stays_near_the_official_bfloat16() -> None:
@@ -59,13 +45,6 @@ def test_bfloat16_stays_near_the_official_bfloat16() -> None:
     own = (recorded - exact).abs().mean()
     assert (logits - recorded).abs().mean() < 2 * own
     assert (logits - exact).abs().mean() < 2 * own
-
-
-def test_rotary_tables_are_the_official_ones() -> None:
-    model = official_llamagen("llamagen_c2i")
-    table = torch.stack((model.rope_cos, model.rope_sin), -1)
-    grid = model.config.grid
-    assert_close(table, golden("llamagen_c2i/io")["freqs_cis"], rtol=0.0, atol=rotary_error(grid))
 
 
 def rotary_error(grid: int) -> float:
@@ -92,36 +71,14 @@ def test_rotary_tables_of_released_sizes(name: str, prefix: int, grid: int, widt
     assert not table[:prefix].any(), "prefix rows are zero, not the identity"
 
 
-def test_text_features_and_logits_are_the_official_ones() -> None:
-    model, io = official_llamagen("llamagen_t2i"), golden("llamagen_t2i/io")
-    condition = torch.cat((io["cond_embeds"], model.unconditional(3)))
-    assert_close(model.embed_prefix(condition)[[0, 3]], io["cond_proj_rows03"], **CLOSE)
-    mask = io["cond_masks"].bool().repeat(2, 1)
-    tokens = io["greedy_cfg7p5"].long().repeat(2, 1)
-    features = model.forward_dense(condition, tokens[:, :-1], mask)
-    assert_close(model.head(features[:, 119:]), io["image_logits"], **CLOSE)
-    recorded = io["hidden_normed_rows013"]
-    # All rows of the first caption, pads included; of the others those that are not pads.
-    assert_close(features[0], recorded[0], **CLOSE)
-    for row, kept in ((1, 1), (3, 2)):
-        valid = torch.cat((mask[row], mask.new_ones(63)))
-        assert_close(features[row][valid], recorded[kept][valid], **CLOSE)
-
-
 def test_lantern_target_prefill_and_tree_pass_match_the_recorded_ones() -> None:
-    from lantern_accel.device.operations import TensorOps
-    from lantern_accel.nn.transformer import Pass
-
     model, io = lantern_target(), golden("lantern/target_io")
-    for cap in ("cap0", "cap1"):
+    for cap in ("cap1", "cap0"):
         condition = torch.stack((io[f"{cap}.cond_left_padded"], model.unconditional(1)[0]))
         mask = io[f"{cap}.mask_left"].bool().repeat(2, 1)
         features = model.forward_dense(condition, torch.zeros(2, 0, dtype=torch.int64), mask)
         assert_close(model.head(features[:, -1]), io[f"{cap}.prefill_logits_last"], **CLOSE)
     # Teacher-forced decoding of the first caption.
-    io = golden("lantern/target_io")
-    condition = torch.stack((io["cap0.cond_left_padded"], model.unconditional(1)[0]))
-    mask = io["cap0.mask_left"].bool().repeat(2, 1)
     tokens = io["cap0.decode_tokens"].repeat(2, 1)
     logits = model.head(model.forward_dense(condition, tokens, mask)[:, 120:])
     assert_close(logits[:, :12].transpose(0, 1), io["cap0.decode_logits"], **CLOSE)
@@ -131,8 +88,6 @@ def test_lantern_target_prefill_and_tree_pass_match_the_recorded_ones() -> None:
     committed = int(place.min()) - 120
     codes = torch.cat((io["cap0.decode_tokens"][:committed], nodes)).repeat(2, 1)
     length = 120 + committed + len(nodes)
-    from lantern_accel.nn.transformer import dense_visible
-
     seen = dense_visible(mask, length)
     seen[:, :, -len(nodes) :, -len(nodes) :] = io["cap0.tree_mask"].bool()
     cells = torch.cat((torch.arange(120 + committed), place))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,10 @@ import pytest
 from support.chameleon import write_anole, write_lumina
 from support.emu3 import write_emu3
 from support.glm_image import write_glm_image
-from support.janus import SPECIAL, write_janus, write_tokenizer
+from support.janus import write_janus, write_tokenizer
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.models import BPE
+from tokenizers.normalizers import NFKC, Lowercase, Normalizer
 
 import lantern_accel
 from lantern_accel.cli import main
@@ -20,15 +22,15 @@ from lantern_accel.families.controls import Controls
 from lantern_accel.families.tokenizer import read_tokenizer
 
 FAMILIES = ("janus", "anole", "lumina", "glm_image", "emu3")
-#: What users write, whichever family they have: each is a token somewhere.
-STRINGS = (
-    *("<image>", "<|image|>", "<start_of_image>", "<begin_of_image>", "<end_of_image>", "<sop>"),
-    *("<eop>", "<eos>", "<s>", "</s>", "<pad>", "[gMASK]", "[MASK]", "<|User|>", "<|Assistant|>"),
-    *("<|user|>", "<|system|>", "<racm3:break>", "<eoss>", "<reserved08706>", "IMGIMGAZ"),
-    *("<|dit_token_3|>", "<|endoftext|>", "<image_placeholder>", *SPECIAL),
+#: Text alone, and what looks like a control string and is none.
+TEXT = (
+    "a red fox on the moon",
+    "a <b> of c",
+    "x < y > z",
+    "a [very] red fox",
+    "100 % <3",
+    "$a_b$ {c}",
 )
-#: What looks like one and is none.
-TEXT = ("a <b> of c", "x < y > z", "a [very] red fox", "f(a) | b", "100 % <3", "$a_b$ {c}")
 
 
 @pytest.fixture(scope="module")
@@ -59,21 +61,9 @@ def test_every_token_of_a_family_s_own_is_refused_by_name(pipes: Any, name: str)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_string_is_refused_or_is_text(pipes: Any, name: str) -> None:
-    text = pipes[name].model.text
-    plain = set(text.tokenizer.encode("a red fox on the moon", add_special_tokens=False).ids)
-    for string in STRINGS:
-        try:
-            text.ids([f"a red fox {string}"], 4, 4)
-        except RequestError:
-            continue
-        known = text.tokenizer.get_vocab()
-        assert string not in known, (name, string)
-        ids = text.tokenizer.encode(string, add_special_tokens=False).ids
-        assert all(i not in text.controls._ids for i in ids)
-    assert plain.isdisjoint(text.controls._ids)
+def test_words_and_brackets_are_text(pipes: Any, name: str) -> None:
     for words in TEXT:
-        assert text.controls.find(words) is None
+        assert pipes[name].model.text.controls.find(words) is None, words
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -110,38 +100,29 @@ def test_roles_are_marks_of_the_prompt_even_where_no_token_is(tmp_path: Path) ->
             pipe.conditions(["a fox\n\n<|User|>: a cat"])
 
 
-def _controls(path: Path, added: list[dict[str, Any]], normalizer: Any = None) -> Controls:
+def _controls(added: list[AddedToken | str], normalizer: Normalizer | None = None) -> Controls:
     letters = " abcdefghijklmnopqrstuvwxyz<>/_"
-    vocab = {letter: i for i, letter in enumerate(letters)}
-    content = {
-        "version": "1.0", "normalizer": normalizer,
-        "added_tokens": [
-            {"id": 50 + i, "single_word": False, "lstrip": False, "rstrip": False,
-             "normalized": False, "special": False, **one}
-            for i, one in enumerate(added)
-        ],
-        "model": {"type": "BPE", "vocab": vocab, "merges": []},
-    }  # fmt: skip
-    path.write_text(json.dumps(content), encoding="utf-8")
-    return Controls(read_tokenizer(path))
+    tokenizer = Tokenizer(BPE({letter: i for i, letter in enumerate(letters)}, []))
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    tokenizer.add_tokens(added)
+    return Controls(tokenizer)
 
 
-def test_letters_and_spaces_that_a_file_adds_are_text(tmp_path: Path) -> None:
-    added = [{"content": text} for text in ("\u00f6", "\u00f7", "    ", "--", "caf\u00e9")]
-    controls = _controls(
-        tmp_path / "t.json", [*added, {"content": "<tool>"}, {"content": "/nothink"}]
-    )
+def test_letters_and_spaces_that_a_file_adds_are_text() -> None:
+    words = ("\u00f6", "\u00f7", "    ", "--", "caf\u00e9", "<tool>", "/nothink")
+    controls = _controls([*words])
     assert controls.find("sch\u00f6n    caf\u00e9 \u00f7 -- a") is None
     assert controls.find("a <tool>") == "<tool>"
     assert controls.find("a /nothink") == "/nothink"
 
 
-def test_a_token_is_found_behind_a_normaliser(tmp_path: Path) -> None:
-    added = [{"content": "<sop>", "normalized": True, "special": True}]
-    lower = {"type": "Lowercase"}
-    assert _controls(tmp_path / "t.json", added, lower).find("a <SOP> b") == "<sop>"
-    wide = {"type": "NFKC"}
-    assert _controls(tmp_path / "t.json", added, wide).find("a \uff1csop\uff1e") == "<sop>"
+@pytest.mark.parametrize(
+    ("normalizer", "text"), [(Lowercase(), "a <SOP> b"), (NFKC(), "a \uff1csop\uff1e")]
+)
+def test_a_token_is_found_behind_a_normaliser(normalizer: Normalizer, text: str) -> None:
+    added = AddedToken("<sop>", normalized=True, special=True)
+    assert _controls([added], normalizer).find(text) == "<sop>"
 
 
 def test_the_command_and_files_of_prompts_refuse_it(

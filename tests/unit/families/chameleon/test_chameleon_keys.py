@@ -7,14 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.torch import save_file
 from support.chameleon import (
     drafter_recipes,
     fill_from,
     hf_config,
-    interleaved,
     original,
     random_hf_weights,
     target_recipes,
@@ -30,15 +27,11 @@ from lantern_accel.checkpoints.weights import Checkpoint, HeldFile
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.chameleon.drafter import ChameleonDrafter, ChameleonDrafterConfig
 from lantern_accel.families.chameleon.layouts import (
-    BESIDE,
     SIGNATURES,
     check_norm,
-    head_norm_rows,
 )
 from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
 from lantern_accel.families.keys import layout_of
-from lantern_accel.nn.rotary import rotary_table, to_adjacent_pairs
-from lantern_accel.nn.transformer import REFERENCE, Pass
 
 CONFIG = ChameleonConfig(
     dim=32, n_layer=2, n_head=4, ffn_dim=48, token_count=64, image_codes=16, height=2, width=2,
@@ -130,22 +123,6 @@ def test_the_pairing_is_read_off_the_norm_and_not_off_the_keys(tmp_path: Path) -
     assert (a - b).abs().max() > 1e-2
 
 
-def test_swin_norms_come_after(tmp_path: Path) -> None:
-    weights = random_hf_weights(4)
-    write_hf(tmp_path, weights, hf_config(weights, 4))
-    model = loaded(tmp_path, CONFIG.model_copy(update={"swin_norm": True}))
-    plain = loaded(tmp_path)
-    x = torch.randn(1, 3, 32)
-    cos, sin = rotary_table(torch.arange(3), 8, 10000.0, torch.device("cpu"))
-    rotary = REFERENCE.rotary(cos.view(1, 3, 1, 1, -1), sin.view(1, 3, 1, 1, -1))
-    at = Pass(cos.view(1, 3, 1, -1), sin.view(1, 3, 1, -1))
-    block = model.layers[0]
-    out = block(x, 0, at, REFERENCE, rotary)
-    h = x + block.attention_norm(block.attention(x, 0, at, REFERENCE, rotary), REFERENCE)
-    assert_close(out, h + block.ffn_norm(block.feed_forward(h, REFERENCE), REFERENCE))
-    assert not torch.allclose(out, plain.layers[0](x, 0, at, REFERENCE, rotary))
-
-
 def test_only_the_rows_of_codes_are_kept_of_the_head(tmp_path: Path) -> None:
     weights = random_hf_weights(5)
     write_hf(tmp_path, weights, hf_config(weights, 4))
@@ -159,13 +136,6 @@ def test_only_the_rows_of_codes_are_kept_of_the_head(tmp_path: Path) -> None:
         assert torch.equal(codes.embed_tokens(every), codes.embed_prefix(torch.tensor([ids])))
 
 
-@given(st.integers(1, 4), st.integers(1, 8), st.integers(0, 3))
-def test_rows_of_pairs_become_neighbours(heads: int, half: int, columns: int) -> None:
-    d = 2 * half
-    rows = torch.randn(heads * d, *([columns] if columns else []))
-    assert torch.equal(to_adjacent_pairs(rows, d), interleaved(rows, d))
-
-
 def test_a_drafter_that_was_trained_here_is_read_as_it_is(tmp_path: Path) -> None:
     ours = ChameleonDrafter(ChameleonDrafterConfig.fitting(CONFIG))
     for weight in ours.parameters():
@@ -177,11 +147,7 @@ def test_a_drafter_that_was_trained_here_is_read_as_it_is(tmp_path: Path) -> Non
         assert torch.equal(again.state_dict()[name], weight), name
 
 
-def test_a_norm_serves_its_share_of_the_heads() -> None:
-    assert torch.equal(head_norm_rows(torch.arange(4.0), 2, False), torch.arange(4.0).repeat(2, 1))
-    two = torch.arange(8.0).view(2, 4)
-    assert head_norm_rows(two, 4, False).tolist() == [two[0].tolist()] * 2 + [two[1].tolist()] * 2
-    assert head_norm_rows(two, 2, True).tolist() == [[0, 2, 1, 3], [4, 6, 5, 7]]
+def test_a_norm_that_serves_no_share_of_the_heads_is_refused() -> None:
     for shape in ((3, 4), (4, 6), (1, 1, 4), (0, 4)):
         with pytest.raises(CheckpointError, match=r"which cannot serve 4 heads of width 4"):
             check_norm("q", shape, 4, 4)
@@ -194,14 +160,3 @@ def test_other_architectures_are_not_taken_for_chameleon() -> None:
     assert layout_of(checkpoint, SIGNATURES) is None
     with pytest.raises(CheckpointError, match="another architecture"):
         target_recipes(checkpoint, CONFIG)
-
-
-def test_what_lies_beside_a_target_is_known() -> None:
-    target = random_hf_weights(6)
-    assert all(BESIDE["vq"].search(key) for key in target)
-    assert not any(BESIDE["target"].search(key) for key in target)
-    key = "model.vqmodel.encoder.conv_in.weight"
-    assert BESIDE["target"].search(key)
-    assert not BESIDE["vq"].search(key)
-    # Alone in its file the picture tokenizer has nothing beside it.
-    assert not BESIDE["vq"].search("encoder.conv_in.weight")

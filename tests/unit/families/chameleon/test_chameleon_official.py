@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import shutil
 from pathlib import Path
 
@@ -18,18 +17,13 @@ from support.chameleon import (
 )
 
 from lantern_accel.errors import CheckpointError, ModelError
-from lantern_accel.families.base import Found, Parts
-from lantern_accel.families.chameleon.family import ChameleonFamily
+from lantern_accel.families.base import Found
 from lantern_accel.families.chameleon.manifest import ChameleonManifest
-from lantern_accel.families.registry import ask
 from lantern_accel.models.locate import find_model
 
-detect = functools.partial(ask, ChameleonFamily())
 
-
-def found(path: Path, **parts: object) -> tuple[Found, ChameleonManifest]:
-    what = detect(path, Parts(**parts))  # type: ignore[arg-type]
-    assert what is not None
+def found(path: Path) -> tuple[Found, ChameleonManifest]:
+    what = find_model(path)
     assert isinstance(what.manifest, ChameleonManifest)
     return what, what.manifest
 
@@ -100,7 +94,9 @@ def lumina_alone(folder: Path, **more: object) -> Path:
 def test_luminas_picture_size_is_that_of_the_repository(
     tmp_path: Path, name: str, side: int
 ) -> None:
-    what, manifest = found(lumina_alone(tmp_path / name, mask_image_logits=False))
+    folder = lumina_alone(tmp_path / name, mask_image_logits=False, swin_norm=True)
+    what, manifest = found(folder)
+    assert manifest.target.decoder.norms == "after"
     assert (manifest.variant, manifest.side) == ("lumina", side)
     assert manifest.target.max_positions == 10240
     assert "--use vq=" in what.missing["vq"]

@@ -69,14 +69,6 @@ def test_logits_of_both_rows(pipe: Any, key: str) -> None:
             assert_close(found[:, :64], want[:, :64], rtol=0.0, atol=1e-4)
 
 
-def test_states_after_the_final_norm(pipe: Any) -> None:
-    io, target = golden("lumina2/io"), pipe.model.target
-    start = io["p0.s0.start_ids"].long().unsqueeze(0)
-    with torch.inference_mode():
-        states = target.forward_dense(start, torch.zeros(1, 0, dtype=torch.int64))
-    assert_close(states[0], io["p0.s0.prefill_layers"][3], rtol=0.0, atol=1e-4)
-
-
 @pytest.mark.parametrize("strategy", ["vanilla", "scd", "self"])
 @pytest.mark.parametrize(("size", "scale"), [("s0", 4.0), ("s0", 7.0), ("s1", 7.0), ("s1", 1.0)])
 def test_greedy_tokens_of_every_strategy(pipe: Any, strategy: str, size: str, scale: float) -> None:

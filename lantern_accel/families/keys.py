@@ -166,10 +166,10 @@ def recipes_of(named: Mapping[str, str], changes: Sequence[Change] = ()) -> dict
     return {name: recipe(names) for name, names in parts.items()}
 
 
-def load_float(module: nn.Module, path: Path, rules: Iterable[Rule] = ()) -> None:
+def load_float(module: nn.Module, path: Path) -> None:
     """Fill a module from a checkpoint file in float32, on the host and ready to be trained."""
     checkpoint, cpu = open_checkpoint(path), torch.device("cpu")
-    recipes = recipes_of(renamed(checkpoint, rules))
+    recipes = recipes_of(renamed(checkpoint, ()))
     fill(module, checkpoint, recipes, dtype=torch.float32, device=cpu, what=path.name)
     module.requires_grad_()
 

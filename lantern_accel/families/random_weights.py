@@ -145,7 +145,6 @@ def random_model(
     dtype: torch.dtype,
     *,
     neighbours: int = 64,
-    seed: int = 0,
     how: Rounding | None = None,
 ) -> RandomModel:
     """Make seeded random weights of a real size on the device of ``ops``, never elsewhere first.
@@ -154,7 +153,7 @@ def random_model(
     """
     device = ops.device
     shapes = device.type == "meta"  # without memory there are no numbers to sample
-    generator = None if shapes else torch.Generator(device).manual_seed(seed)
+    generator = None if shapes else torch.Generator(device).manual_seed(0)
 
     def draw(name: str, shape: torch.Size) -> Tensor:
         made = torch.empty(shape, dtype=dtype, device=device)

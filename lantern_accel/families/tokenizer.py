@@ -34,9 +34,9 @@ CAPTIONS = (
 )
 
 
-def bucket(length: int, size: int = BUCKET) -> int:
-    """Return the prompt length that buffers are made for: the next multiple of ``size``."""
-    return -(-length // size) * size
+def bucket(length: int) -> int:
+    """Return the prompt length that buffers are made for: the next multiple of :data:`BUCKET`."""
+    return -(-length // BUCKET) * BUCKET
 
 
 def left_pad(rows: Sequence[Sequence[int]], length: int, pad: int) -> tuple[Tensor, Tensor]:

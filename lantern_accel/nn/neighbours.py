@@ -19,12 +19,12 @@ SORTED = 4096
 AT_ONCE = 2**18
 
 
-def neighbour_table(codebook: Tensor, k: int, chunk: int | None = None) -> Tensor:
+def neighbour_table(codebook: Tensor, k: int) -> Tensor:
     """Return the ``k`` nearest codes of each code, nearest first, int32 ``[V, k]``.
 
     ``codebook``: ``[V, d]`` in the space in which distance is measured (Euclidean). Equal distances
-    go to the lower code. ``chunk`` rows are worked on at once; None: few, so that little memory is
-    taken, whatever V is. Raises :class:`StrategyError` where k is not below V.
+    go to the lower code. Few rows are worked on at once, so that little memory is taken, whatever V
+    is. Raises :class:`StrategyError` where k is not below V.
     """
     size = codebook.shape[0]
     if not 0 < k < size:
@@ -34,7 +34,7 @@ def neighbour_table(codebook: Tensor, k: int, chunk: int | None = None) -> Tenso
         )
     book = codebook.double()
     square = book.square().sum(-1)
-    chunk = chunk or min(max(AT_ONCE // size, 8), 256)
+    chunk = min(max(AT_ONCE // size, 8), 256)
     # Made first: rows kept from between the large temporary tensors would split the heap.
     table = torch.empty(size, k, dtype=torch.int32, device=codebook.device)
     for start in range(0, size, chunk):

@@ -68,29 +68,6 @@ def lantern_drafter(mask_padding: bool = True) -> LlamaGenDrafter:
     return model
 
 
-@functools.cache
-def published_drafter() -> tuple[LlamaGenGPT, LlamaGenDrafter]:
-    """The drafter of ``lantern_drafters/llamagen`` with the head that reads it."""
-    config = DrafterConfig(
-        dim=64,
-        n_head=4,
-        ffn_dim=176,
-        vocab_size=128,
-        grid=16,
-        prefix_length=119,
-        mask_padding=False,
-    )
-    drafter = LlamaGenDrafter(config)
-    load_into(drafter, golden("lantern_drafters/llamagen_weights"), "drafter", DRAFTER_RULES)
-    _frozen(drafter)
-    target = LlamaGenGPT(
-        LlamaGenConfig(dim=64, n_layer=1, n_head=4, vocab_size=128, grid=16, caption_dim=8)
-    )
-    _frozen(target)
-    target.output.weight.copy_(golden("lantern_drafters/llamagen_io")["head_weight"])
-    return target, drafter
-
-
 def decode(
     target: LlamaGenGPT,
     condition: Tensor,

@@ -36,6 +36,7 @@ from lantern_accel.families.keys import check_usual, layout_of, open_model
 from lantern_accel.families.published import ModelEntry
 from lantern_accel.families.registry import ask_for_name, entry_at, parts_of, published
 from lantern_accel.families.tokenizer import read_vocabulary
+from lantern_accel.nn.vq import VQConfig
 
 #: What a published drafter has from its target.
 SHARED = {"image_first", "image_codes", "newline_id", "height", "width", "prefix_length"}
@@ -167,16 +168,18 @@ def detect(path: Path, parts: Parts) -> Found[ChameleonManifest] | None:
         check_codebook(vq_path, vq, path, ids.image_codes, _WHERE_VQ)
     with explained(f"the parts of {path} are not of one model", "take them from one release"):
         target = target_config(checkpoint, config, ids, variant == "lumina", side)
-        manifest = ChameleonManifest(
-            name=_release(path).name,
-            variant=variant,
-            side=side,
-            ids=ids,
-            target=target,
-            vq=vq,
-            defaults=DEFAULTS[variant].within(target.image_codes),
-        )
+        manifest = _manifest(_release(path).name, variant, ids, target, vq)
     return Found(manifest, files, parts, missing)
+
+
+def _manifest(
+    name: str, variant: Variant, ids: ChameleonIds, target: ChameleonConfig, vq: VQConfig
+) -> ChameleonManifest:
+    """Return the manifest of parts that are of one model."""
+    defaults, side = DEFAULTS[variant].within(target.image_codes), target.height
+    return ChameleonManifest(
+        name=name, variant=variant, side=side, ids=ids, target=target, vq=vq, defaults=defaults
+    )
 
 
 def manifest_of_module(weights: Checkpoint, config: dict[str, Any]) -> ChameleonManifest:
@@ -192,15 +195,8 @@ def manifest_of_module(weights: Checkpoint, config: dict[str, Any]) -> Chameleon
         )
     ids = ids_from_vocabulary(config["vocabulary_map"])
     target = target_config(weights, config, ids, False, anole_side(config))
-    return ChameleonManifest(
-        name="anole",
-        variant="anole",
-        side=target.height,
-        ids=ids,
-        target=target,
-        vq=chameleon_vq_config(codebook_size=ids.image_codes),
-        defaults=DEFAULTS["anole"].within(target.image_codes),
-    )
+    vq = chameleon_vq_config(codebook_size=ids.image_codes)
+    return _manifest("anole", "anole", ids, target, vq)
 
 
 def published_manifest(entry: ModelEntry) -> ChameleonManifest:

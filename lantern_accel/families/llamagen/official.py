@@ -141,13 +141,13 @@ def find_vq(found: Found[LlamaGenManifest], folders: Sequence[Path]) -> None:
 # --- drafter ----------------------------------------------------------------------------------------
 
 
-def drafter_config(path: Path, checkpoint: Checkpoint) -> DrafterConfig:
-    """Return the sizes of a published drafter from its shapes and its ``config.json``.
+def published_drafter(path: Path, target: LlamaGenConfig) -> DrafterConfig:
+    """Return the sizes of LANTERN's drafter from its shapes and its ``config.json``.
 
-    Published drafters were trained seeing the caption's pads. Raises :class:`CheckpointError`.
+    It was trained seeing the caption's pads. Raises :class:`CheckpointError` for something else.
     """
     advice = "take it from where the drafter is from"
-    said = layouts.config_of(path)
+    checkpoint, said = check_part("drafter", path), layouts.config_of(path)
     named = keys.renamed(checkpoint, DRAFTER_RULES)
     vocab, dim = keys.matrix_shape(checkpoint, named, "embed_tokens.weight")
     ffn = keys.matrix_shape(checkpoint, named, "layers.0.feed_forward.w1.weight")[0]
@@ -189,11 +189,6 @@ def drafters_near(found: Found[LlamaGenManifest]) -> list[Path]:
     near = homes(found.files["target"])
     roots = [*near, *(folder / "trained_drafters" for folder in near)]
     return [near[-1] / "drafter", *parts_in("drafter", roots)]
-
-
-def published_drafter(path: Path, target: LlamaGenConfig) -> DrafterConfig:
-    """Return the sizes of LANTERN's drafter; raises :class:`CheckpointError` for something else."""
-    return drafter_config(path, check_part("drafter", path))
 
 
 # --- text encoder -----------------------------------------------------------------------------------

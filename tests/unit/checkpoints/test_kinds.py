@@ -26,13 +26,9 @@ from lantern_accel.models.check import check
 State = dict[str, Tensor]
 #: What a kind of quantization writes in place of a matrix ``w``: tensors by the end of their keys.
 KINDS: dict[str, Callable[[Tensor], State]] = {
-    "float8_e4m3fn": lambda w: {"weight": w.to(torch.float8_e4m3fn)},
     "float8_e5m2": lambda w: {"weight": w.to(torch.float8_e5m2), "scale_weight": w[0, 0]},
     "fp8 weight_scale": lambda w: {
         "weight": w.to(torch.float8_e4m3fn), "weight_scale": w[:, :1], "input_scale": w[0, 0],
-    },
-    "fp8 weight_scale_inv": lambda w: {
-        "weight": w.to(torch.float8_e4m3fn), "weight_scale_inv": w[:1, :1],
     },
     "GPTQ": lambda w: {
         "qweight": w.T.int()[: len(w.T) // 8], "qzeros": w[:1].int(), "scales": w[:1].half(),

@@ -17,13 +17,15 @@ from lantern_accel.nn.neighbours import cached_neighbour_table, neighbour_table
 
 def test_every_row_is_sorted_by_distance_and_leaves_its_own_code_out() -> None:
     book = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
-    table = neighbour_table(book, 39, chunk=7).long()
+    table = neighbour_table(book, 39).long()
     for code in range(40):
         row = table[code]
         assert sorted([code, *row.tolist()]) == list(range(40))
         distance = (book[row] - book[code]).norm(dim=-1)
         assert (distance.diff() > -1e-6).all()
-    assert torch.equal(table, neighbour_table(book, 39).long()), "chunks do not matter"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(neighbours, "AT_ONCE", 1)  # eight rows
+        assert torch.equal(table, neighbour_table(book, 39).long())
     assert torch.equal(table[:, :4], neighbour_table(book, 4).long())
 
 
@@ -69,9 +71,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     calls: list[int] = []
     plain = neighbours.neighbour_table
 
-    def counting(book: torch.Tensor, k: int, chunk: int = 1024) -> torch.Tensor:
+    def counting(book: torch.Tensor, k: int) -> torch.Tensor:
         calls.append(k)
-        return plain(book, k, chunk)
+        return plain(book, k)
 
     monkeypatch.setattr(neighbours, "neighbour_table", counting)
     return calls

@@ -16,7 +16,6 @@ from torch.testing import assert_close
 import lantern_accel
 from lantern_accel.decoding.rows import prefix_positions
 from lantern_accel.families.chameleon.drafter import ChameleonDrafter, ChameleonDrafterConfig
-from lantern_accel.families.chameleon.model import ChameleonGPT
 from lantern_accel.families.chameleon.text import image_token_name
 from lantern_accel.families.tokenizer import left_pad
 from lantern_accel.generation.pipeline import Pipeline
@@ -49,14 +48,8 @@ def pipe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
         yield one
 
 
-@pytest.fixture(scope="module")
-def target(pipe: Pipeline) -> ChameleonGPT:
-    model: ChameleonGPT = pipe.model.target
-    return model
-
-
-def test_guided_greedy_decoding_gives_the_recorded_tokens(target: ChameleonGPT) -> None:
-    io = golden("chameleon_hf/io")
+def test_guided_greedy_decoding_gives_the_recorded_tokens(pipe: Pipeline) -> None:
+    io, target = golden("chameleon_hf/io"), pipe.model.target
     mask = io["attention_mask"].bool()
     codes = torch.zeros(1, 0, dtype=torch.int64)
     for step in range(16):

@@ -130,7 +130,7 @@ def test_padding() -> None:
     ids, mask = left_pad([[5, 6, 7], [8]], 4, pad=1)
     assert ids.tolist() == [[1, 5, 6, 7], [1, 1, 1, 8]]
     assert mask.tolist() == [[False, True, True, True], [False, False, False, True]]
-    assert [bucket(n, 64) for n in (1, 64, 65)] == [64, 64, 128]
+    assert [bucket(n) for n in (1, 64, 65)] == [64, 64, 128]
     with pytest.raises(RequestError, match="5 tokens, the buffers hold 4"):
         left_pad([[1] * 5], 4, pad=1)
 

@@ -9,30 +9,20 @@ import pytest
 import torch
 from support.engines import engine_of
 from support.golden import golden
-from support.recorded import lantern_drafter, lantern_target, published_drafter
+from support.recorded import lantern_drafter, lantern_target
 from torch import Tensor
 from torch.testing import assert_close
 
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.sources.static import StaticDrafts
 from lantern_accel.decoding.trees import DraftTree
-from lantern_accel.families.llamagen.drafter import LlamaGenDrafter
-from lantern_accel.families.llamagen.model import LlamaGenGPT
 from lantern_accel.strategy.sources import AnyKind
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
-from lantern_accel.strategy.values import DynamicTree, Sampling, Strategy
+from lantern_accel.strategy.values import Sampling, Strategy
 
 CLOSE = {"rtol": 0.0, "atol": 1e-4}
+#: Positions of a prompt that the drafter reads, one fewer than the target.
 PREFIX = 119
-
-
-def drafting_engine(
-    target: LlamaGenGPT, drafter: LlamaGenDrafter, tree: AnyKind, cfg_scale: float
-) -> tuple[Engine, StaticDrafts]:
-    sampling = Sampling(temperature=0, cfg_scale=cfg_scale)
-    engine = engine_of((target, drafter), Strategy(drafts=tree), sampling)
-    engine.state.prefix_mask.fill_(True)
-    return engine, engine.source
 
 
 def feed(engine: Engine, ids: Tensor, features: Tensor) -> None:
@@ -47,55 +37,10 @@ def feed(engine: Engine, ids: Tensor, features: Tensor) -> None:
     state.root.fill_(int(ids[0, -1]))
 
 
-def prefill(engine: Engine, ids: Tensor, features: Tensor) -> None:
-    """Run the prompt of recorded inputs ``[R, n]``, then feed the image tokens in two calls."""
-    engine.state.reset()
-    engine.state.prefix_mask.fill_(True)
-    assert not ids[:, :PREFIX].any()
-    # The features end with the one that the first image token follows from, which is not a prompt's.
-    engine.source.prefill(engine.state, features[:, : PREFIX + 1])
-    for part in (slice(PREFIX, PREFIX + 1), slice(PREFIX + 1, None)):
-        if ids[:, part].shape[1]:
-            feed(engine, ids[:, part], features[:, part])
-            if part.stop is not None and ids.shape[1] > part.stop:
-                engine.source.catch_up(engine.state)
-
-
 def same_tree(tree: DraftTree, tokens: Tensor, mask: Tensor, depth: Tensor) -> None:
     assert torch.equal(tree.tokens[0], tokens.flatten())
     assert torch.equal(tree.visible[0], mask.bool())
     assert torch.equal(tree.depth[0], depth)
-
-
-def test_cached_continuation_of_the_published_drafter() -> None:
-    target, drafter = published_drafter()
-    io = golden("lantern_drafters/llamagen_io")
-    engine, drafting = drafting_engine(target, drafter, DynamicTree(top_k=4, total=30), 7.5)
-    ids, features = io["input_ids"].clone(), io["hidden_states"]
-    if ids[:, :PREFIX].any():
-        pytest.fail("the recorded prompt is fed code 0")
-    prefill(engine, ids, features)
-    _, last = drafting.catch_up(engine.state)
-    assert_close(last[:, 0], io["out_hidden"][:, -1], **CLOSE)
-    before = {k: v.clone() for k, v in engine.state.buffers.items()}
-    for count in (1, 2, 3):
-        for name, value in before.items():
-            getattr(engine.state, name).copy_(value)
-        feed(engine, io["cont_ids"][:, :count], io["cont_hidden"][:, :count])
-        _, last = drafting.catch_up(engine.state)
-        assert_close(last[:, 0], io["cont_out"][:, count - 1], **CLOSE)
-
-
-def test_the_published_drafters_dynamic_tree() -> None:
-    target, drafter = published_drafter()
-    io = golden("lantern_drafters/llamagen_io")
-    engine, drafting = drafting_engine(target, drafter, DynamicTree(top_k=4, total=30), 7.5)
-    prefill(engine, io["input_ids"], io["hidden_states"])
-    tree = drafting.draft(engine.state)
-    depth = io["tree_position_ids"] - io["tree_position_ids"][0]
-    same_tree(tree, io["tree_draft_tokens"], io["tree_mask"][0, 0], depth)
-    leaves = {int(path[path >= 0][-1]) for path in io["tree_retrieve_indices"]}
-    assert leaves == set((tree.num_children[0] == 0).nonzero().flatten().tolist())
 
 
 @pytest.fixture(autouse=True)
@@ -121,11 +66,16 @@ def test_the_drafter_sees_pads_where_it_was_trained_seeing_them(cap0: dict[str, 
 
 
 def drafted(cap0: dict[str, Any], tree: AnyKind) -> tuple[Engine, StaticDrafts, DraftTree]:
-    """Return what LANTERN's drafter drafts behind the recorded caption."""
+    """Return what LANTERN's drafter drafts behind the recorded caption and the first token."""
     models = lantern_target(), lantern_drafter(mask_padding=False)
-    engine, drafting = drafting_engine(*models, tree, 3.0)
-    prefill(engine, cap0["in_ids"], cap0["in_hidden"])
-    return engine, drafting, drafting.draft(engine.state)
+    engine = engine_of(models, Strategy(drafts=tree), Sampling(temperature=0, cfg_scale=3.0))
+    engine.state.prefix_mask.fill_(True)
+    ids, features = cap0["in_ids"], cap0["in_hidden"]
+    assert not ids[:, :PREFIX].any()
+    # The features end with the one that the first image token follows from, which is not a prompt's.
+    engine.source.prefill(engine.state, features)
+    feed(engine, ids[:, PREFIX:], features[:, PREFIX:])
+    return engine, engine.source, engine.source.draft(engine.state)
 
 
 def test_dynamic_trees_first_and_after_a_commit(cap0: dict[str, Any]) -> None:
@@ -170,3 +120,45 @@ def test_the_static_tree_drafts_the_recorded_codes(cap0: dict[str, Any]) -> None
             path.insert(0, tables.parents[path[0]])
         ours.add(tuple(path))
     assert ours == recorded
+
+
+# --- padded captions, where a drafter was trained to see the pads
+
+
+def prefilled(cap: str, tree: AnyKind, mask_padding: bool) -> tuple[Engine, Tensor]:
+    """Return an engine after a recorded caption, and the target's states over the prompt."""
+    recorded, target, prefix = golden("lantern/pads"), lantern_target(), PREFIX + 1
+    caption = recorded[f"{cap}.caption"]
+    mask = torch.arange(prefix) >= prefix - len(caption)
+    condition = torch.zeros(prefix, caption.shape[1]).masked_scatter(mask.unsqueeze(1), caption)
+    models = target, lantern_drafter(mask_padding=mask_padding)
+    engine = engine_of(models, Strategy(drafts=tree), Sampling(temperature=0, cfg_scale=3.0))
+    rows = torch.stack((condition, target.unconditional(1)[0]))
+    engine.session.load(rows, mask.unsqueeze(0), engine.randomness(0, [0]))
+    states, _ = engine.verifying.prefill(engine.state)
+    engine.prefill()
+    return engine, states
+
+
+@pytest.mark.parametrize("cap", ["cap0", "cap2"])
+def test_pads_hold_what_was_recorded(cap: str) -> None:
+    recorded = golden("lantern/pads")
+    places = recorded[f"{cap}.places"].long()
+    _, states = prefilled(cap, EAGLE2_TREE, mask_padding=False)
+    assert_close(states[:, places], recorded[f"{cap}.hidden"], rtol=0, atol=1e-4)
+    _, hidden = prefilled(cap, EAGLE2_TREE, mask_padding=True)
+    assert (hidden[:, places] - recorded[f"{cap}.hidden"]).abs().max() > 0.1
+    # What is drawn does not depend on what pads hold.
+    assert_close(hidden[:, -1], states[:, -1], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("cap", ["cap0", "cap2"])
+@pytest.mark.parametrize(("tree", "name"), [(EAGLE2_TREE, "tree"), (NAIVE_EXTEND_57, "drafts")])
+def test_drafts_after_a_padded_caption_are_the_recorded_ones(
+    cap: str, tree: AnyKind, name: str
+) -> None:
+    recorded = golden("lantern/pads")
+    engine, _ = prefilled(cap, tree, mask_padding=False)
+    assert engine.state.root.tolist() == recorded[f"{cap}.root"].tolist()
+    found = engine.source.draft(engine.state)
+    assert found.tokens[0].tolist() == recorded[f"{cap}.{name}"].tolist()

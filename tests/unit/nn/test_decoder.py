@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lantern_accel.nn.decoder import Decoder
-from lantern_accel.nn.rotary import rotary_table, to_adjacent_pairs
+from lantern_accel.nn.rotary import rotary_table
 from lantern_accel.nn.transformer import REFERENCE, HeadNorms, Norms, Pass, described
 
 CPU = torch.device("cpu")
@@ -128,9 +128,3 @@ def test_axes_take_sections_in_order_and_the_rest_of_a_head_stays() -> None:
     assert cos[:, 4:].eq(1).all() and sin[:, 4:].eq(0).all()
     with pytest.raises(ValueError, match="not 4 pairs"):
         rotary_table(positions, 8, 50.0, CPU, sections=(1, 1))
-
-
-def test_only_the_rows_that_turn_are_reordered() -> None:
-    rows = torch.arange(2 * 12).view(24, 1)
-    made = to_adjacent_pairs(rows, 12, 8)
-    assert made[:12, 0].tolist() == [0, 4, 1, 5, 2, 6, 3, 7, 8, 9, 10, 11]

@@ -1,10 +1,10 @@
-"""The image service with OpenAI's own client, over a real socket."""
+"""The image service's answers and refusals, over a real socket: to OpenAI's own client, and to others."""
 
 from __future__ import annotations
 
 import concurrent.futures
+import gzip
 import json
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,10 +14,16 @@ openai = pytest.importorskip("openai")
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("fastapi")
 
-from support.server import Held, Served, pixels, same, serving  # noqa: E402
+from support.janus import write_janus  # noqa: E402
+from support.server import Served, pixels, same, serving  # noqa: E402
 
-from lantern_accel.device.backend import MemoryUse  # noqa: E402, after importorskip
-from lantern_accel.serving.scheduler import ServerSettings, usual_slots  # noqa: E402, after importorskip
+import lantern_accel  # noqa: E402, after importorskip
+from lantern_accel.errors import RequestError  # noqa: E402, after importorskip
+from lantern_accel.serving.queue import STAGES  # noqa: E402
+from lantern_accel.serving.scheduler import ServerSettings  # noqa: E402, after importorskip
+
+PATH = "/v1/images/generations"
+BODY = {"prompt": "red heart", "seed": 7, "strategy": "vanilla"}
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +40,18 @@ def draw(client: Any, prompt: str = "red heart", **more: Any) -> Any:
     return client.images.generate(prompt=prompt, extra_body=own, **more)
 
 
+def ask(served: Served, **body: Any) -> Any:
+    return httpx.post(served.url + PATH, json={**BODY, **body}, timeout=60)
+
+
+def last_event(answer: Any) -> Any:
+    """Return the object of a stream's last event."""
+    return json.loads(answer.text.rpartition("data: ")[2])
+
+
 @pytest.fixture(scope="module")
 def alone(tiny_model):
     """Draw with the library what the server should draw."""
-    import lantern_accel
-
     with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as pipeline:
         yield lambda prompt, **more: pipeline.generate(
             prompt, **{"seed": 7, "strategy": "vanilla", **more}
@@ -68,12 +81,9 @@ def test_several_images_are_those_of_one_call_of_generate(served, alone):
     assert same(seeds.data[1].b64_json, alone("red heart", seed=9).images[0])
 
 
-@pytest.mark.parametrize("strategy", ["eagle", "lantern++", "scd", "auto"])
+@pytest.mark.parametrize("strategy", ["eagle", "lantern++", "scd"])
 def test_drafts_are_counted_in_vllm_s_form(served, strategy):
-    answer = draw(served.client(), own={"strategy": strategy})
-    figures = answer.model_extra
-    if strategy == "auto" and not figures["metrics"]:
-        return  # auto chose plain decoding
+    figures = draw(served.client(), own={"strategy": strategy}).model_extra
     counts = figures["metrics"]["speculative_decoding"]
     histogram, steps = counts["acceptance_histogram"], figures["statistics"]["steps"]
     assert sum(histogram) == counts["num_spec_steps"] == steps
@@ -102,81 +112,18 @@ def test_partial_images_show_finished_rows_and_end_in_the_picture(served, alone)
         assert set(empty) == {0xF0} and set(data[: rows * 3 * size[0]]) != {0xF0}
 
 
-def test_no_partials_are_one_completed_event(served):
-    assert [e.type for e in draw(served.client(), stream=True)] == ["image_generation.completed"]
+def test_no_partials_are_one_completed_event_an_image(served):
     events = list(draw(served.client(), stream=True, n=2))
+    assert {e.type for e in events} == {"image_generation.completed"}
     assert sorted(e.model_extra["image_index"] for e in events) == [0, 1]
-
-
-@pytest.mark.parametrize(
-    ("given", "param", "says"),
-    [
-        ({"own": {"sede": 7}}, "sede", "did you mean seed?"),
-        ({"own": {"guidence_scale": 2}}, "guidence_scale", "did you mean guidance_scale?"),
-        ({"size": "300x200"}, "size", "8x8 pixels only"),
-        ({"size": "huge"}, "size", "WIDTHxHEIGHT"),
-        ({"n": 11}, "n", "1 to 10"),
-        ({"prompt": "  "}, "prompt", "empty"),
-        ({"prompt": "x" * 5000}, "prompt", "5000 characters"),
-        ({"partial_images": 4, "stream": True}, "partial_images", "0 to 3"),
-        ({"response_format": "url"}, "response_format", "b64_json"),
-        ({"background": "transparent"}, "background", "no transparency"),
-        ({"own": {"strategy": "eagel"}}, "strategy", "eagle"),
-        ({"n": 2, "own": {"seed": [1]}}, "seed", "one for each"),
-        ({"own": {"strategy": "lantern++", "relaxed": False}}, "strategy", "relaxed"),
-    ],
-)
-def test_what_is_wrong_is_the_client_s_own_error_with_all_four_keys(served, given, param, says):
-    with pytest.raises(openai.BadRequestError, match="400") as caught:
-        draw(served.client(), **given)
-    assert caught.value.param == param and says in caught.value.message
-    assert set(caught.value.body) == {"message", "type", "param", "code"}
-
-
-def test_other_wrong_requests_have_classes_of_their_own(served):
-    with pytest.raises(openai.NotFoundError) as caught:
-        draw(served.client(), model="dall-e-2")
-    assert caught.value.code == "model_not_found" and "tiny" in caught.value.message
-    assert served.client().models.retrieve("tiny").id == "tiny"
-    with pytest.raises(openai.NotFoundError):
-        served.client().models.retrieve("large")
-    for answer in (
-        httpx.post(f"{served.url}/v1/images/generations", content=b"{"),
-        httpx.post(f"{served.url}/v1/images/generations", content=b"[1]"),
-        httpx.post(f"{served.url}/v1/images/generations", content=b"{}"),
-        httpx.get(f"{served.url}/v1/image/generations"),
-        httpx.get(f"{served.url}/v1/images/generations"),
-        httpx.post(f"{served.url}/v1/images/generations", content=b" " * (1 << 21)),
-        httpx.post(f"{served.url}/v1/images/generations", content=iter([b" " * 4096] * 300)),
-    ):
-        assert 400 <= answer.status_code < 500
-        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
-        assert answer.headers["x-request-id"].startswith("req_")
-    assert answer.status_code == 413
 
 
 def test_open_webui_s_request_works_as_it_is(served):
     body = {"model": "tiny", "prompt": "red heart", "n": 1, "size": "512x512"}
     body["response_format"] = "b64_json"
-    answer = httpx.post(f"{served.url}/v1/images/generations", json=body).json()
+    answer = httpx.post(f"{served.url}{PATH}", json=body).json()
     assert answer["data"][0]["b64_json"].startswith("iVBORw0KGgo")  # it takes all for PNG
     assert answer["size"] == "8x8" and "512x512" in answer["notes"][0]
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_aiperf_s_requests_work_as_they_are(served, streaming):
-    body = {"prompt": "red heart", "model": "tiny", "response_format": "b64_json", "n": 1}
-    body |= {"size": "8x8", "seed": 7} | ({"stream": True} if streaming else {})
-    answer = httpx.post(f"{served.url}/v1/images/generations", json=body)
-    assert answer.status_code == 200
-    if streaming:
-        lines = [line for line in answer.text.splitlines() if line.startswith("data: ")]
-        assert json.loads(lines[-1][6:])["usage"]["output_tokens"] == 16
-    else:
-        assert answer.json()["usage"]["output_tokens"] == 16
-    page = httpx.get(f"{served.url}/metrics").text
-    assert "lantern_images_total" in page
-    assert "lantern_energy" not in page  # this device has no meter, which is not 0 joules
 
 
 def test_a_negative_prompt_takes_the_unconditional_branch_s_place(served, alone):
@@ -185,10 +132,6 @@ def test_a_negative_prompt_takes_the_unconditional_branch_s_place(served, alone)
     # Guidance against itself is no guidance.
     assert same(same_length.data[0].b64_json, alone("red heart", cfg_scale=1).images[0])
     assert same_length.data[0].b64_json != plain
-    with pytest.raises(openai.BadRequestError, match="as many tokens"):
-        draw(served.client(), own={"negative_prompt": "a blue fish in the sea"})
-    with pytest.raises(openai.BadRequestError, match="guidance_scale above 1"):
-        draw(served.client(), own={"negative_prompt": "dog face", "guidance_scale": 1})
 
 
 @pytest.mark.long
@@ -210,11 +153,15 @@ def test_clients_at_once_each_get_their_own_image(served, alone):
         assert same(answer.data[0].b64_json, expected), (prompt, seed, strategy)
 
 
-def test_health_and_models_say_what_is_served(served):
+def test_health_models_and_metrics_say_what_is_served(served):
     health = httpx.get(f"{served.url}/health").json()
     assert (health["status"], health["model"], health["slots"]) == ("ok", "tiny", 2)
     card = served.client().models.list().data[0]
     assert card.id == "tiny" and card.model_extra["size"] == "8x8"
+    assert served.client().models.retrieve("tiny").id == "tiny"
+    page = httpx.get(f"{served.url}/metrics").text
+    assert "lantern_images_total" in page
+    assert "lantern_energy" not in page  # this device has no meter, which is not 0 joules
 
 
 def test_weights_in_fewer_bits_say_their_price(tiny_model):
@@ -224,194 +171,181 @@ def test_weights_in_fewer_bits_say_their_price(tiny_model):
     assert ours["statistics"]["total_variation_per_token"] > 0
 
 
-# --- what happens under load ----------------------------------------------------------------------
+def test_minus_one_draws_a_seed_and_says_which(served):
+    several = ask(served, seed=[7, -1], n=2).json()
+    assert several["seed"][0] == 7 and several["seed"][1] >= 0
+    second = ask(served, seed=several["seed"][1]).json()
+    assert second["data"][0] == several["data"][1]
+    streamed = last_event(ask(served, seed=-1, stream=True))
+    again = ask(served, seed=streamed["seed"]).json()
+    assert again["data"][0]["b64_json"] == streamed["b64_json"]
 
 
-@pytest.fixture
-def held(tiny_model, monkeypatch) -> Iterator[tuple[Served, Held]]:
-    """A server with one row and room for two more images, whose steps wait for the test."""
-    hold = Held(monkeypatch)
-    with serving(tiny_model, ServerSettings(slots=1, queue=2, grace=30)) as running:
-        try:
-            yield running, hold
-        finally:
-            hold.go.set()
+@pytest.mark.parametrize("stream", [False, True])
+def test_stages_and_peak_memory_stand_in_the_answer(served, stream):
+    answer = ask(served, n=2, stream=stream)
+    told = (last_event(answer) if stream else answer.json())["statistics"]
+    assert tuple(told["stages"]) == STAGES
+    assert all(told["stages"][name] > 0 for name in ("text", "prefill", "decode", "pixels"))
+    assert told["seconds_waited"] == pytest.approx(told["stages"]["waiting"], abs=1e-3)
+    whole = told["seconds"] + told["seconds_waited"]
+    assert sum(told["stages"].values()) <= whole + 0.01
+    assert told["peak_memory_bytes"] > 2**20
+    assert told["seconds_per_image"] == pytest.approx(told["seconds"] / 2, abs=1e-4)
+    tokens = told["tokens"] * (2 if stream else 1)  # an event has one image of the two
+    steps = told["stages"]["prefill"] + told["stages"]["decode"]
+    assert told["tokens_per_second"] == pytest.approx(tokens / steps, rel=0.2)
 
 
-def begin(served: Served, **more: Any) -> concurrent.futures.Future[Any]:
-    """Send a request from a thread of its own."""
-    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-
-    def run() -> None:
-        try:
-            future.set_result(draw(served.client(), **more))
-        except Exception as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future
+def test_names_of_ours_and_of_others_are_taken(served):
+    plain = ask(served, guidance_scale=2.0, top_k=3, top_p=0.9, n=2).json()
+    named = ask(served, cfg_scale=2.0, top_k=3, top_p=0.9, num_images=2).json()
+    assert plain["data"] == named["data"] and len(named["data"]) == 2 and not named["ignored"]
+    assert ask(served).json()["data"][0] != plain["data"][0]
+    assert len(ask(served, num_images_per_prompt=2, n=2).json()["data"]) == 2
+    sized = ask(served, width=8, height=8).json()
+    assert sized["size"] == "8x8" and not sized["ignored"]
+    other = ask(served, num_inference_steps=20, guidance=2, tree="chain:4", cfg=None).json()
+    assert other["ignored"] == ["num_inference_steps", "guidance", "tree", "cfg"]
 
 
-def test_a_full_queue_says_when_to_come_back_and_a_retry_is_allowed(held):
-    served, hold = held
-    running = begin(served)
-    assert hold.inside.wait(20)
-    with pytest.raises(openai.BadRequestError, match="n cannot be 3: this server keeps 2"):
-        draw(served.client(), n=3)  # no retry would help
-    waiting = begin(served, n=2)
-    served.until(lambda: served.counted("queue_images") == 2)
-    with pytest.raises(openai.RateLimitError) as caught:
-        draw(served.client())
-    headers = caught.value.response.headers
-    assert int(headers["Retry-After"]) >= 1 and "x-should-retry" not in headers
-    assert caught.value.code == "queue_full"
-    hold.go.set()
-    assert running.result(20).data and len(waiting.result(20).data) == 2
+# --- what is refused ------------------------------------------------------------------------------
+
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+ZIPPED = gzip.compress(json.dumps(BODY).encode(), mtime=0)
+
+#: What is sent beside :data:`BODY`, the field that the answer names, and a fragment of its message. What
+#: ``generate`` refuses is in tests/unit/test_refusals.py.
+FIELDS: list[tuple[dict[str, Any], str, str]] = [
+    ({"sede": 7}, "sede", "did you mean seed?"),
+    ({"num_image": 2}, "num_image", "did you mean num_images"),
+    ({"size": "300x200"}, "size", "8x8 pixels only"),
+    ({"size": "huge"}, "size", "WIDTHxHEIGHT"),
+    ({"width": 8}, "height", "height is missing"),
+    ({"n": 11}, "n", "1 to 10"),
+    ({"num_images": 99}, "num_images", "num_images cannot be 99"),
+    ({"num_images": 2, "num_images_per_prompt": 3}, "num_images_per_prompt", "num_images is"),
+    ({"prompt": "  "}, "prompt", "empty"),
+    ({"prompt": "x" * 5000}, "prompt", "5000 characters"),
+    ({"prompt": 5}, "prompt", "the prompt 5 is a number"),
+    ({"negative_prompt": "a blue fish"}, "negative_prompt", "as many tokens"),
+    ({"partial_images": 4, "stream": True}, "partial_images", "0 to 3"),
+    ({"response_format": "url"}, "response_format", "b64_json"),
+    ({"background": "transparent"}, "background", "no transparency"),
+    ({"output_format": "gif"}, "output_format", '"png", "webp" or "jpeg"'),
+    ({"strategy": "eagel"}, "strategy", "eagle"),
+    ({"strategy": "lantern++", "relaxed": False}, "strategy", "relaxed"),
+    ({"cfg_scale": 2, "guidance_scale": 3}, "cfg_scale", "leave one out"),
+    ({"cfg_scale": 99999}, "cfg_scale", "cfg_scale must be 1000 or less"),
+    ({"guidance_scale": 99999}, "guidance_scale", "guidance_scale must be 1000 or less"),
+    ({"top_p": True}, "top_p", "top_p cannot be true"),
+    ({"top_k": "all"}, "top_k", 'top_k cannot be "all"'),
+    ({"temperature": "0.5"}, "temperature", 'temperature cannot be "0.5"'),
+    ({"seed": "abc"}, "seed", 'seed cannot be "abc"'),
+    ({"seed": [-2]}, "seed", "-1 for a random one"),
+    ({"n": 2, "seed": [1]}, "seed", "one for each"),
+]
+
+#: A whole body with its headers, and the status, the field and a fragment of the answer.
+BODIES: list[tuple[str, bytes, dict[str, str], int, str | None, str]] = [
+    ("none", b"{", {}, 400, None, "not JSON"),
+    ("a list", b"[]", {}, 400, None, 'such as {"prompt": "red heart"}'),
+    ("no prompt", b"{}", {}, 400, "prompt", "is missing"),
+    ("not compressed", b"{", {"Content-Encoding": "Identity"}, 400, None, "not JSON"),
+    ("gzip", ZIPPED, {"Content-Encoding": "gzip"}, 415, None, "gzip"),
+    ("gzip unsaid", ZIPPED, {"Content-Type": "application/json"}, 415, None, "gzip"),
+    ("br", b"\x0b\x80", {"Content-Encoding": "br"}, 415, None, "br"),
+    ("form", b"prompt=red+heart", FORM, 415, None, "form-url"),
+    ("multipart", b"--a", {"Content-Type": "multipart/form-data; boundary=a"}, 415, None,
+     "multipart/form-data"),
+    ("xml", b"<a/>", {"Content-Type": "application/xml"}, 415, None, "application/xml"),
+    ("too long", b" " * (1 << 21), {}, 413, None, "bytes"),
+    *((f"surrogate {field}", text.encode(), {}, 400, field, "half a surrogate pair")
+      for field, text in ((None, r'{"prompt": "red heart", "se\udc00ed": 1}'),
+                          ("lora", r'{"prompt": "red heart", "lora": {"\ud800": [1]}}'),
+                          ("prompt", r'{"prompt": "red \ud83d heart"}'),
+                          ("user", r'{"prompt": "red heart", "user": ["\ud800"]}'))),
+    *((f"digits {field}", f'{{"prompt": "a", "{field}": {"9" * 5000}}}'.encode(), {}, 400, field,
+       f"{field} ") for field in ("seed", "n", "guidance_scale")),
+]  # fmt: skip
 
 
-def test_a_client_that_leaves_takes_its_image_along(held):
-    served, hold = held
-    with httpx.Client() as client:
-        body = {"prompt": "red heart", "strategy": "vanilla", "stream": True, "partial_images": 3}
-        request = client.build_request("POST", f"{served.url}/v1/images/generations", json=body)
-        streamed = client.send(request, stream=True)
-        assert hold.inside.wait(20)
-        with pytest.raises(httpx.ReadTimeout):  # one that is not streamed, and waits
-            client.post(
-                f"{served.url}/v1/images/generations", json=body | {"stream": False}, timeout=0.3
-            )
-        streamed.close()
-    served.until(lambda: served.scheduler.running[0].job.over)
-    hold.go.set()
-    served.until(lambda: served.counted("cancelled_images_total") == 2)
-    assert served.counted("images_total") == 0
-    assert draw(served.client()).data and served.counted("images_total") == 1
+def refused(answer: Any, status: int, param: str | None, says: str) -> dict[str, Any]:
+    """Return the error of an answer that has all four keys of OpenAI's errors, and a number."""
+    error: dict[str, Any] = answer.json()["error"]
+    assert answer.status_code == status and says in error["message"], error
+    assert set(error) == {"message", "type", "param", "code"} and error["param"] == param
+    assert len(error["message"]) < 300 and answer.headers["x-request-id"].startswith("req_")
+    return error
 
 
-def test_the_deadline_ends_a_request_and_no_retry_computes_it_again(tiny_model, monkeypatch):
-    hold = Held(monkeypatch)
-    with serving(tiny_model, ServerSettings(slots=1, deadline=0.2, grace=30)) as served:
-        first, second = begin(served), begin(served, stream=True)
-        assert hold.inside.wait(20)
-        threading.Event().wait(0.4)
-        hold.go.set()
-        failures = []
-        for one in (first, second):
-            with pytest.raises(openai.APIError) as caught:
-                list(one.result(20))
-            failures.append(caught.value)
-        assert {one.code for one in failures} == {"deadline_exceeded"}
-        assert failures[0].response.headers["x-should-retry"] == "false"
-        assert isinstance(failures[0], openai.InternalServerError)
+@pytest.mark.parametrize(("given", "param", "says"), FIELDS)
+def test_a_field_is_refused_under_the_name_that_was_sent(served, given, param, says):
+    refused(ask(served, **given), 400, param, says)
 
 
-def test_a_stop_finishes_what_runs_and_sends_away_what_waits(held):
-    served, hold = held
-    running = begin(served)
-    assert hold.inside.wait(20)
-    waiting = begin(served)
-    served.until(lambda: served.counted("queue_images") == 1)
-    served.server.should_exit = True
-    with pytest.raises(openai.InternalServerError) as caught:
-        waiting.result(20)
-    assert caught.value.status_code == 503 and caught.value.code == "shutting_down"
-    hold.go.set()
-    assert running.result(20).data
+@pytest.mark.parametrize(
+    ("content", "headers", "status", "param", "says"),
+    [one[1:] for one in BODIES],
+    ids=[one[0] for one in BODIES],
+)
+def test_a_body_is_refused(served, content, headers, status, param, says):
+    answer = httpx.post(served.url + PATH, content=content, headers=headers)
+    error = refused(answer, status, param, says)
+    assert (error["code"] == "unsupported_media_type") == (status == 415)
 
 
-def test_a_batch_that_fails_fails_alone(tiny_model, monkeypatch):
-    from lantern_accel.generation.batch import Batch
-
-    with serving(tiny_model, ServerSettings(slots=1, grace=30)) as served:
-        advance, failing = Batch.advance, iter([True])
-
-        def broken(slots: Batch, *_: object) -> object:
-            if next(failing, False):
-                raise RuntimeError("a wire came loose")
-            return advance(slots, *_)
-
-        monkeypatch.setattr(Batch, "advance", broken)
-        with pytest.raises(openai.InternalServerError) as caught:
-            draw(served.client())
-        assert caught.value.response.headers["x-should-retry"] == "false"
-        assert "wire" not in caught.value.message  # a stranger learns nothing of our insides
-        assert draw(served.client()).data
+def test_a_body_without_a_length_is_read_so_far(served):
+    answer = httpx.post(served.url + PATH, content=iter([b" " * 4096] * 300))
+    refused(answer, 413, None, "bytes")
 
 
-def test_a_lost_device_ends_what_runs_and_waits_and_is_told_at_the_door(tiny_model, monkeypatch):
-    from lantern_accel.errors import DeviceLostError
-    from lantern_accel.generation.batch import Batch
-
-    hold = Held(monkeypatch)
-    with serving(tiny_model, ServerSettings(slots=1, grace=30)) as served:
-        running = begin(served)
-        assert hold.inside.wait(20)
-        waiting = begin(served)
-        served.until(lambda: served.counted("queue_images") == 1)
-
-        def gone(slots: Batch, *_: object) -> object:
-            raise DeviceLostError("the card fell off the bus")
-
-        monkeypatch.setattr(Batch, "advance", gone)
-        hold.go.set()
-        for one in (running, waiting):
-            with pytest.raises(openai.InternalServerError, match="fell off the bus"):
-                one.result(20)
-        with pytest.raises(openai.InternalServerError) as caught:
-            draw(served.client())
-        assert caught.value.code == "device_lost" and caught.value.status_code == 503
-        assert caught.value.response.headers["x-should-retry"] == "false"
-        health = httpx.get(f"{served.url}/health")
-        assert health.status_code == 503 and health.json()["status"] == "failed"
+def test_json_is_taken_under_the_name_of_a_form_and_with_whole_pairs(served):
+    """As curl sends it without a header; both halves of a surrogate pair are text."""
+    body = json.dumps({**BODY, "\U0001f600": 1}).encode()
+    assert httpx.post(served.url + PATH, content=body, headers=FORM).status_code == 200
 
 
-def test_a_client_that_does_not_read_is_let_go():
-    import asyncio
-    from types import SimpleNamespace
-
-    from lantern_accel.serving.guard import Guard
-
-    left = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        try:
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-        finally:
-            left.append("the application")
-
-    async def never(message: Any) -> None:
-        await asyncio.sleep(60)
-
-    async def receive() -> Any:
-        return {"type": "http.request", "body": b""}
-
-    counter = SimpleNamespace(labels=lambda *more: SimpleNamespace(inc=lambda: None))
-    metrics: Any = SimpleNamespace(requests=counter)  # all that a guard asks of them
-    guard = Guard(app, metrics, ServerSettings(write_seconds=0.05), set())
-    scope = {"type": "http", "path": "/", "headers": []}
-    asyncio.run(asyncio.wait_for(guard(scope, receive, never), 10))
-    assert left == ["the application"]
+def test_the_client_has_a_class_for_each_kind_of_error(served):
+    with pytest.raises(openai.BadRequestError, match="400") as caught:
+        draw(served.client(), n=11)
+    assert caught.value.param == "n"
+    with pytest.raises(openai.NotFoundError) as caught:
+        draw(served.client(), model="dall-e-2")
+    assert caught.value.code == "model_not_found" and "tiny" in caught.value.message
+    with pytest.raises(openai.NotFoundError):
+        served.client().models.retrieve("large")
+    refused(httpx.get(f"{served.url}/v1/image/generations"), 404, None, "did you mean /v1/images")
+    refused(httpx.get(f"{served.url}{PATH}"), 405, None, "does not take GET")
 
 
-def test_keys_open_the_door_and_health_needs_none(tiny_model):
-    with serving(tiny_model, ServerSettings(slots=1, keys=("one", "two"))) as served:
-        assert draw(served.client("two")).data
-        for key in ("three", ""):
-            with pytest.raises(openai.AuthenticationError) as caught:
-                draw(served.client(key or "x"))
-            assert caught.value.code == "invalid_api_key"
-        assert httpx.get(f"{served.url}/health").status_code == 200
-        assert httpx.get(f"{served.url}/").status_code == 200
-        assert httpx.get(f"{served.url}/metrics").status_code == 401
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("where", "field", "sent"),
+    [
+        ("conditions", None, "prompt"),
+        ("rows", None, "prompt"),
+        ("rows", "cfg_scale", "cfg_scale"),
+        ("rows", "cfg_scale", "guidance_scale"),
+    ],
+)
+def test_what_the_model_refuses_late_is_named_as_it_was_sent(
+    served, monkeypatch, where, field, sent, stream
+):
+    def refuse(*given: Any) -> None:
+        raise RequestError("too long for this model", field=field)
+
+    monkeypatch.setattr(served.pipeline.runtime, where, refuse)
+    answer = ask(served, stream=stream, **({sent: 2.0} if field else {}))
+    found = last_event(answer) if stream else answer.json()
+    assert found["error"]["param"] == sent
 
 
-def test_a_service_has_four_rows_or_as_many_as_fit(tiny_model, monkeypatch):
-    import lantern_accel
-
-    with lantern_accel.load(tiny_model, device="cpu") as pipeline:
-        assert usual_slots(pipeline) == 4
-        capacity, defaults = pipeline.engines.capacity, pipeline.model.manifest.defaults
-        need = capacity.needed(2, pipeline.strategy("auto"), defaults.sampling)
-        use = MemoryUse(limit=2**34, free=need)
-        monkeypatch.setattr(pipeline.backend, "memory", lambda: use)
-        assert usual_slots(pipeline) < 4
+def test_control_strings_are_refused_before_they_wait(tmp_path, monkeypatch):
+    with serving(write_janus(tmp_path / "Janus-Pro"), ServerSettings(slots=1)) as served:
+        with monkeypatch.context() as patch:
+            patch.setattr(served.scheduler, "submit", lambda job: pytest.fail("it waits"))
+            for name in ("prompt", "negative_prompt"):
+                answer = ask(served, **{name: "a <begin_of_image> cat"})
+                refused(answer, 400, name, "<begin_of_image>")
+        assert ask(served, prompt="a < begin_of_image> cat").status_code == 200

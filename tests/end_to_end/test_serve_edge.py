@@ -1,16 +1,17 @@
-"""The service as programs, proxies and pages around it see it."""
+"""What becomes of a service's requests: by load, stops, clients that leave, proxies and pages."""
 
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
 import logging
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,16 +21,17 @@ openai = pytest.importorskip("openai")
 pytest.importorskip("fastapi")
 uvicorn = pytest.importorskip("uvicorn")
 
-from support.janus import write_janus  # noqa: E402
+from fastapi import FastAPI  # noqa: E402, after importorskip
 from support.server import Held, Served, serving  # noqa: E402
 
 import lantern_accel  # noqa: E402, after importorskip
-from lantern_accel.cli import main  # noqa: E402
 from lantern_accel.cli.serve import _origin, _root_path  # noqa: E402
-from lantern_accel.errors import RequestError  # noqa: E402, after importorskip
+from lantern_accel.device.backend import MemoryUse  # noqa: E402, after importorskip
+from lantern_accel.errors import DeviceLostError, RequestError  # noqa: E402, after importorskip
+from lantern_accel.generation.batch import Batch  # noqa: E402, after importorskip
 from lantern_accel.serving.app import make_app  # noqa: E402
-from lantern_accel.serving.queue import STAGES  # noqa: E402
-from lantern_accel.serving.scheduler import ServerSettings  # noqa: E402, after importorskip
+from lantern_accel.serving.guard import Guard  # noqa: E402
+from lantern_accel.serving.scheduler import ServerSettings, usual_slots  # noqa: E402, after importorskip
 
 PATH = "/v1/images/generations"
 BODY = {"prompt": "red heart", "seed": 7, "strategy": "vanilla"}
@@ -40,15 +42,39 @@ PAGE = "https://pages.example"
 def served(tiny_model, tmp_path_factory) -> Iterator[Served]:
     patch = pytest.MonkeyPatch()
     patch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path_factory.mktemp("cache")))
-    settings = ServerSettings(slots=2, keys=("key",), origins=(PAGE,), root_path="/draw")
+    settings = ServerSettings(slots=2, keys=("key", "other"), origins=(PAGE,), root_path="/draw")
     with serving(tiny_model, settings) as running:
         yield running
     patch.undo()
 
 
-def ask(served: Served, path: str = PATH, **body: Any) -> Any:
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    """Threads for requests that wait; they end with the server, which a test's own fixtures end."""
+    with ThreadPoolExecutor() as threads:
+        yield threads
+
+
+@pytest.fixture
+def held(pool, tiny_model, monkeypatch) -> Iterator[tuple[Served, Held]]:
+    """A server with one row and room for two more images, whose steps wait for the test."""
+    hold = Held(monkeypatch)
+    settings = ServerSettings(slots=1, queue=2, grace=30, silence=0.05)
+    with serving(tiny_model, settings) as running:
+        try:
+            yield running, hold
+        finally:
+            hold.go.set()
+
+
+def ask(served: Any, path: str = PATH, **body: Any) -> Any:
     key = {"Authorization": "Bearer key"}
     return httpx.post(served.url + path, json={**BODY, **body}, headers=key, timeout=60)
+
+
+def draw(served: Served, key: str = "none", **more: Any) -> Any:
+    own = {"seed": 7, "strategy": "vanilla"}
+    return served.client(key).images.generate(prompt="red heart", extra_body=own, **more)
 
 
 def ended(served: Served, outcome: str) -> float:
@@ -92,48 +118,6 @@ def test_what_is_refused_by_its_head_is_counted_under_its_route(served, prefix):
         assert (counted(route, 413), counted(route, 401)) == (before[0] + 1, before[1] + 1)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_what_was_cancelled_and_what_failed(tiny_model, monkeypatch, stream):
-    hold = Held(monkeypatch)
-    with serving(tiny_model, ServerSettings(slots=1, deadline=1.0, grace=30)) as served:
-        body = {**BODY, "stream": stream}
-        if stream:
-            with httpx.stream("POST", served.url + PATH, json=body):
-                assert hold.inside.wait(20)
-        else:
-            with pytest.raises(httpx.ReadTimeout):
-                httpx.post(served.url + PATH, json=body, timeout=0.3)
-        served.until(lambda: ended(served, "cancelled") == 1)
-        late = threading.Thread(target=lambda: httpx.post(served.url + PATH, json=body, timeout=60))
-        late.start()
-        served.until(lambda: served.counted("queue_images") == 1)
-        time.sleep(1.1)  # its deadline
-        hold.go.set()
-        late.join(30)
-        served.until(lambda: ended(served, "failed") == 1)
-        assert served.counted("failed_requests_total") == 1
-        assert ended(served, "ok") == 0
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_what_is_not_finished_within_the_grace_is_refused(tiny_model, monkeypatch, stream):
-    hold, answers = Held(monkeypatch), []
-    with serving(tiny_model, ServerSettings(slots=1, grace=0.2)) as served:
-        body = {**BODY, "n": 2, "stream": stream}  # the second image waits
-        asking = threading.Thread(
-            target=lambda: answers.append(httpx.post(served.url + PATH, json=body, timeout=60))
-        )
-        asking.start()
-        assert hold.inside.wait(20)
-        served.server.should_exit = True
-        asking.join(20)
-        hold.go.set()
-    (answer,) = answers
-    assert answer.status_code == (200 if stream else 503)
-    text = answer.text.partition("event: error\ndata: ")[2] if stream else answer.text
-    assert json.loads(text)["error"]["code"] == "shutting_down"
-
-
 def test_a_request_is_one_line_in_the_log_and_a_watcher_is_none(served, caplog):
     with caplog.at_level(logging.INFO, "lantern_accel.serving"):
         answer = ask(served)
@@ -145,6 +129,205 @@ def test_a_request_is_one_line_in_the_log_and_a_watcher_is_none(served, caplog):
     assert answer.headers["x-request-id"] in lines[0] and f"POST {PATH}: 200 ok" in lines[0]
     assert "red heart" not in lines[0] and "key" not in lines[0]
     assert "nothing%0Ahere: 404 refused" in lines[1]
+
+
+# --- what happens under load, and at a stop -----------------------------------------------------
+
+
+def test_a_full_queue_says_when_to_come_back_and_a_retry_is_allowed(held, pool):
+    served, hold = held
+    running = pool.submit(draw, served)
+    assert hold.inside.wait(20)
+    with pytest.raises(openai.BadRequestError, match="n cannot be 3: this server keeps 2"):
+        draw(served, n=3)  # no retry would help
+    waiting = pool.submit(draw, served, n=2)
+    served.until(lambda: served.counted("queue_images") == 2)
+    with pytest.raises(openai.RateLimitError) as caught:
+        draw(served)
+    headers = caught.value.response.headers
+    assert int(headers["Retry-After"]) >= 1 and "x-should-retry" not in headers
+    assert caught.value.code == "queue_full"
+    hold.go.set()
+    assert running.result(20).data and len(waiting.result(20).data) == 2
+
+
+def test_a_stream_that_waits_sends_comments_which_clients_pass_over(held, pool):
+    """Proxies cut connections on which nothing moves."""
+    served, hold = held
+    streamed = pool.submit(draw, served, stream=True)
+    assert hold.inside.wait(20)
+    body = {**BODY, "stream": True}
+    with httpx.stream("POST", served.url + PATH, json=body, timeout=20) as behind:
+        lines = behind.iter_lines()
+        assert [next(lines) for _ in range(3)] == [": waiting", "", ": waiting"]
+        hold.go.set()
+        assert "event: image_generation.completed" in lines
+    assert [one.type for one in streamed.result(20)] == ["image_generation.completed"]
+
+
+def test_a_client_that_leaves_takes_its_image_along(held):
+    served, hold = held
+    with httpx.Client() as client:
+        body = {**BODY, "stream": True, "partial_images": 3}
+        request = client.build_request("POST", f"{served.url}{PATH}", json=body)
+        streamed = client.send(request, stream=True)
+        assert hold.inside.wait(20)
+        with pytest.raises(httpx.ReadTimeout):  # one that is not streamed, and waits
+            client.post(f"{served.url}{PATH}", json=body | {"stream": False}, timeout=0.3)
+        streamed.close()
+    served.until(lambda: served.scheduler.running[0].job.over)
+    hold.go.set()
+    served.until(lambda: served.counted("cancelled_images_total") == 2)
+    served.until(lambda: ended(served, "cancelled") == 2)
+    assert served.counted("images_total") == 0 == ended(served, "ok")
+    assert draw(served).data and served.counted("images_total") == 1
+
+
+def test_the_deadline_ends_a_request_and_no_retry_computes_it_again(tiny_model, monkeypatch, pool):
+    hold = Held(monkeypatch)
+    with serving(tiny_model, ServerSettings(slots=1, deadline=0.2, grace=30)) as served:
+        asked = [pool.submit(draw, served), pool.submit(draw, served, stream=True)]
+        assert hold.inside.wait(20)
+        time.sleep(0.4)
+        hold.go.set()
+        failures = []
+        for one in asked:
+            with pytest.raises(openai.APIError) as caught:
+                list(one.result(20))
+            failures.append(caught.value)
+        assert {one.code for one in failures} == {"deadline_exceeded"}
+        assert failures[0].response.headers["x-should-retry"] == "false"
+        assert isinstance(failures[0], openai.InternalServerError)
+        served.until(lambda: ended(served, "failed") == 2)
+        assert served.counted("failed_requests_total") == 2
+
+
+def test_a_stop_finishes_what_runs_and_sends_away_what_waits(held, pool):
+    served, hold = held
+    running = pool.submit(draw, served)
+    assert hold.inside.wait(20)
+    waiting = pool.submit(draw, served)
+    served.until(lambda: served.counted("queue_images") == 1)
+    served.server.should_exit = True
+    with pytest.raises(openai.InternalServerError) as caught:
+        waiting.result(20)
+    assert caught.value.status_code == 503 and caught.value.code == "shutting_down"
+    hold.go.set()
+    assert running.result(20).data
+
+
+def test_a_batch_that_fails_fails_alone(tiny_model, monkeypatch):
+    with serving(tiny_model, ServerSettings(slots=1, grace=30)) as served:
+        advance, failing = Batch.advance, iter([True])
+
+        def broken(slots: Batch, *_: object) -> object:
+            if next(failing, False):
+                raise RuntimeError("a wire came loose")
+            return advance(slots, *_)
+
+        monkeypatch.setattr(Batch, "advance", broken)
+        with pytest.raises(openai.InternalServerError) as caught:
+            draw(served)
+        assert caught.value.response.headers["x-should-retry"] == "false"
+        assert "wire" not in caught.value.message  # a stranger learns nothing of our insides
+        assert draw(served).data
+
+
+def test_a_lost_device_ends_what_runs_and_waits_and_is_told_at_the_door(held, pool, monkeypatch):
+    served, hold = held
+    running = pool.submit(draw, served)
+    assert hold.inside.wait(20)
+    waiting = pool.submit(draw, served)
+    served.until(lambda: served.counted("queue_images") == 1)
+
+    def gone(slots: Batch, *_: object) -> object:
+        raise DeviceLostError("the card fell off the bus")
+
+    monkeypatch.setattr(Batch, "advance", gone)
+    hold.go.set()
+    for one in (running, waiting):
+        with pytest.raises(openai.InternalServerError, match="fell off the bus"):
+            one.result(20)
+    with pytest.raises(openai.InternalServerError) as caught:
+        draw(served)
+    assert caught.value.code == "device_lost" and caught.value.status_code == 503
+    assert caught.value.response.headers["x-should-retry"] == "false"
+    health = httpx.get(f"{served.url}/health")
+    assert health.status_code == 503 and health.json()["status"] == "failed"
+
+
+@contextmanager
+def mounted(model: Any, grace: float, started: bool = True) -> Iterator[Any]:
+    """Run the application within another one, on uvicorn's own server; gives that and its address."""
+    with lantern_accel.load(model, device="cpu", dtype="float32") as pipeline:
+        inner = make_app(pipeline, ServerSettings(slots=1, grace=grace))
+        life = inner.router.lifespan_context
+        outer = FastAPI(lifespan=(lambda app: life(inner)) if started else None)
+        outer.mount("/draw", inner)
+        config = uvicorn.Config(outer, port=0, timeout_graceful_shutdown=1, log_level="error")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            while not server.started:
+                time.sleep(0.005)
+            port = server.servers[0].sockets[0].getsockname()[1]
+            yield SimpleNamespace(server=server, url=f"http://127.0.0.1:{port}/draw")
+        finally:
+            server.should_exit = True
+            thread.join(30)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("own_server", [False, True])
+def test_what_is_not_finished_within_the_grace_is_refused(
+    tiny_model, monkeypatch, pool, stream, own_server
+):
+    hold = Held(monkeypatch)
+    settings = ServerSettings(slots=1, grace=0.2)
+    running = serving(tiny_model, settings) if own_server else mounted(tiny_model, 0.1)
+    with running as served:
+        asked = pool.submit(ask, served, n=2, stream=stream)  # the second image waits
+        assert hold.inside.wait(20)
+        served.server.should_exit = True
+        answer = asked.result(20)
+        hold.go.set()
+    assert answer.status_code == (200 if stream else 503)
+    text = answer.text.partition("event: error\ndata: ")[2] if stream else answer.text
+    assert json.loads(text)["error"]["code"] == "shutting_down"
+    assert "x-should-retry" not in answer.headers
+
+
+def test_an_application_ends_when_its_answers_are_sent(tiny_model, monkeypatch):
+    hold, told, came = Held(monkeypatch), [], []
+    scope = {"type": "http", "method": "POST", "path": PATH, "headers": [], "query_string": b""}
+
+    async def receive() -> Any:
+        if came:
+            await asyncio.sleep(60)
+        came.append(True)
+        return {"type": "http.request", "body": json.dumps(BODY).encode()}
+
+    async def send(message: Any) -> None:
+        await asyncio.sleep(0.2)
+        told.append(message)
+
+    async def run(app: Any) -> None:
+        async with app.router.lifespan_context(app):
+            asking = asyncio.ensure_future(app(scope, receive, send))
+            assert await asyncio.to_thread(hold.inside.wait, 20)
+            asking.cancel()
+        assert told[0]["status"] == 503 and b"shutting_down" in told[1]["body"]
+        hold.go.set()
+
+    with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as pipeline:
+        asyncio.run(run(make_app(pipeline, ServerSettings(grace=0.01))))
+
+
+def test_an_application_in_another_that_never_started_says_so(tiny_model):
+    with mounted(tiny_model, 0.1, started=False) as served:
+        error = ask(served).json()["error"]
+    assert error["code"] == "not_started" and "lifespan" in error["message"]
 
 
 # --- what does not come whole, or not in time ----------------------------------------------------------
@@ -259,153 +442,47 @@ def test_many_halves_hinder_nobody_and_a_stop_with_them_is_one_line(tiny_model, 
     assert not any(record.exc_info for record in caplog.records)
 
 
-@contextmanager
-def mounted(model: Any, grace: float, started: bool = True) -> Iterator[tuple[Any, str]]:
-    """Run the application within another one, on uvicorn's own server; gives that and its address."""
-    application = pytest.importorskip("fastapi").FastAPI
-    with lantern_accel.load(model, device="cpu", dtype="float32") as pipeline:
-        inner = make_app(pipeline, ServerSettings(slots=1, grace=grace))
-        life = inner.router.lifespan_context
-        outer = application(lifespan=(lambda app: life(inner)) if started else None)
-        outer.mount("/draw", inner)
-        config = uvicorn.Config(outer, port=0, timeout_graceful_shutdown=1, log_level="error")
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run)
-        thread.start()
+def test_a_client_that_does_not_read_is_let_go():
+    left = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
         try:
-            while not server.started:
-                time.sleep(0.005)
-            port = server.servers[0].sockets[0].getsockname()[1]
-            yield server, f"http://127.0.0.1:{port}/draw{PATH}"
+            await send({"type": "http.response.start", "status": 200, "headers": []})
         finally:
-            server.should_exit = True
-            thread.join(30)
+            left.append("the application")
 
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_application_in_another_answers_at_the_end_of_its_grace(tiny_model, monkeypatch, stream):
-    hold, answers = Held(monkeypatch), []
-    with mounted(tiny_model, 0.1) as (server, url):
-        body = {**BODY, "n": 2, "stream": stream}
-        asking = threading.Thread(
-            target=lambda: answers.append(httpx.post(url, json=body, timeout=60))
-        )
-        asking.start()
-        assert hold.inside.wait(20)
-        server.should_exit = True
-        asking.join(20)
-        hold.go.set()
-    assert answers[0].status_code == (200 if stream else 503)
-    text = answers[0].text.partition("event: error\ndata: ")[2] if stream else answers[0].text
-    assert json.loads(text)["error"]["code"] == "shutting_down"
-    assert "x-should-retry" not in answers[0].headers
-
-
-def test_an_application_ends_when_its_answers_are_sent(tiny_model, monkeypatch):
-    hold, told, came = Held(monkeypatch), [], []
-    scope = {"type": "http", "method": "POST", "path": PATH, "headers": [], "query_string": b""}
+    async def never(message: Any) -> None:
+        await asyncio.sleep(60)
 
     async def receive() -> Any:
-        if came:
-            await asyncio.sleep(60)
-        came.append(True)
-        return {"type": "http.request", "body": json.dumps(BODY).encode()}
+        return {"type": "http.request", "body": b""}
 
-    async def send(message: Any) -> None:
-        await asyncio.sleep(0.2)
-        told.append(message)
-
-    async def run(app: Any) -> None:
-        async with app.router.lifespan_context(app):
-            asking = asyncio.ensure_future(app(scope, receive, send))
-            assert await asyncio.to_thread(hold.inside.wait, 20)
-            asking.cancel()
-        assert told[0]["status"] == 503 and b"shutting_down" in told[1]["body"]
-        hold.go.set()
-
-    with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as pipeline:
-        asyncio.run(run(make_app(pipeline, ServerSettings(grace=0.01))))
+    counter = SimpleNamespace(labels=lambda *more: SimpleNamespace(inc=lambda: None))
+    metrics: Any = SimpleNamespace(requests=counter)  # all that a guard asks of them
+    guard = Guard(app, metrics, ServerSettings(write_seconds=0.05), set())
+    scope = {"type": "http", "path": "/", "headers": []}
+    asyncio.run(asyncio.wait_for(guard(scope, receive, never), 10))
+    assert left == ["the application"]
 
 
-def test_an_application_in_another_that_never_started_says_so(tiny_model):
-    with mounted(tiny_model, 0.1, started=False) as (_, url):
-        error = httpx.post(url, json=BODY, timeout=10).json()["error"]
-    assert error["code"] == "not_started" and "lifespan" in error["message"]
+# --- keys, pages and proxies --------------------------------------------------------------------------
 
 
-# --- connections on which nothing moves ---------------------------------------------------------------
+def test_keys_open_the_door(served):
+    assert draw(served, "other").data
+    with pytest.raises(openai.AuthenticationError) as caught:
+        draw(served, "three")
+    assert caught.value.code == "invalid_api_key"
 
 
-@contextmanager
-def proxied(port: int, silence: float) -> Iterator[str]:
-    """A proxy on loopback that cuts a connection on which its server says nothing for ``silence``."""
-    listening = socket.create_server(("127.0.0.1", 0))
-
-    def serve(client: socket.socket) -> None:
-        with client, socket.create_connection(("127.0.0.1", port)) as server:
-            server.settimeout(silence)
-            asked = b""
-            while b"\r\n\r\n" not in asked:
-                asked += client.recv(65536)
-            head, _, body = asked.partition(b"\r\n\r\n")
-            length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-            while len(body) < length:
-                body += client.recv(65536)
-            server.sendall(head + b"\r\nconnection: close\r\n\r\n" + body)
-            try:
-                while part := server.recv(65536):
-                    client.sendall(part)
-            except OSError:  # it said nothing for too long, or the client has left
-                return
-
-    def run() -> None:
-        while True:
-            try:
-                client, _ = listening.accept()
-            except OSError:
-                return
-            threading.Thread(target=serve, args=(client,), daemon=True).start()
-
-    threading.Thread(target=run, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-    finally:
-        listening.close()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("silence", [0.15, 60.0])
-def test_a_stream_behind_others_outlives_a_proxy_that_cuts_silence(
-    tiny_model, monkeypatch, silence
-):
-    hold = Held(monkeypatch)
-    with serving(tiny_model, ServerSettings(slots=1, grace=30, silence=silence)) as served:
-        ahead = threading.Thread(
-            target=lambda: httpx.post(served.url + PATH, json=BODY, timeout=60), daemon=True
-        )
-        ahead.start()
-        assert hold.inside.wait(20)
-        with proxied(served.port, 1.0) as address:
-            client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
-            served.clients.append(client)
-            own = {"seed": 7, "strategy": "vanilla"}
-            given = {"prompt": "red heart", "extra_body": own, "stream": True}
-            if silence > 1:  # the comments are what saves it
-                with pytest.raises((openai.APIError, httpx.HTTPError)):
-                    list(client.images.generate(**given))
-                hold.go.set()
-                return
-            threading.Timer(2.5, hold.go.set).start()
-            began = time.monotonic()
-            events = list(client.images.generate(**given))
-            assert time.monotonic() - began > 1.5  # it waited longer than the proxy has patience
-        assert [one.type for one in events] == ["image_generation.completed"]
-        ahead.join(30)
-        again = httpx.post(served.url + PATH, json=BODY, timeout=60).json()
-        assert again["data"][0]["b64_json"] == events[0].b64_json
-
-
-# --- pages and proxies --------------------------------------------------------------------------------
+def test_a_service_has_four_rows_or_as_many_as_fit(tiny_model, monkeypatch):
+    with lantern_accel.load(tiny_model, device="cpu") as pipeline:
+        assert usual_slots(pipeline) == 4
+        capacity, defaults = pipeline.engines.capacity, pipeline.model.manifest.defaults
+        need = capacity.needed(2, pipeline.strategy("auto"), defaults.sampling)
+        use = MemoryUse(limit=2**34, free=need)
+        monkeypatch.setattr(pipeline.backend, "memory", lambda: use)
+        assert usual_slots(pipeline) < 4
 
 
 def preflight(url: str, origin: str) -> Any:
@@ -427,9 +504,8 @@ def test_a_page_of_a_named_origin_may_ask(served, tiny_model):
         assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (status, PAGE)
         assert "x-request-id" in answer.headers["access-control-expose-headers"].lower()
     with serving(tiny_model, ServerSettings(slots=1, keys=("key",))) as closed:
-        assert (
-            preflight(closed.url, PAGE).status_code == 405
-        )  # no origin may, and no key is asked for
+        # No origin may, and no key is asked for.
+        assert preflight(closed.url, PAGE).status_code == 405
         assert "access-control-allow-origin" not in httpx.get(f"{closed.url}/health").headers
 
 
@@ -450,214 +526,11 @@ def test_a_prefix_is_taken_off_or_was_and_the_page_asks_below_it(served, prefix)
     assert 'src="/' not in page and 'href="/' not in page
 
 
-def test_origins_and_paths_are_read_before_a_model_is_loaded(capsys):
-    assert [_origin(text) for text in ("*", "HTTPS://A.example/", "http://a:81")] == [
-        "*",
-        "https://a.example",
-        "http://a:81",
-    ]
+def test_origins_and_paths_are_as_browsers_and_servers_write_them():
+    origins = {"*": "*", "HTTPS://A.example/": "https://a.example", "http://a:81": "http://a:81"}
+    assert {text: _origin(text) for text in origins} == origins
     assert [_root_path(text) for text in ("", "/", "a/b/", "/a")] == ["", "", "/a/b", "/a"]
-    for words in (["--cors", "a.example"], ["--cors", "https://a.example/x"]):
-        assert main(["serve", "--port", "0", *words]) == 2
-        assert "such as https://example.org" in capsys.readouterr().err
-    assert main(["serve", "--port", "0", "--root-path", "http://a"]) == 2
-    assert "a path such as /images" in capsys.readouterr().err
-
-
-# --- fields ---------------------------------------------------------------------------------------------
-
-
-def test_names_of_ours_and_of_others_are_taken(served):
-    plain = ask(served, guidance_scale=2.0, top_k=3, top_p=0.9, n=2).json()
-    named = ask(served, cfg_scale=2.0, top_k=3, top_p=0.9, num_images=2).json()
-    assert plain["data"] == named["data"] and len(named["data"]) == 2 and not named["ignored"]
-    assert ask(served).json()["data"][0] != plain["data"][0]
-    assert len(ask(served, num_images_per_prompt=2, n=2).json()["data"]) == 2
-    sized = ask(served, width=8, height=8).json()
-    assert sized["size"] == "8x8" and not sized["ignored"]
-    other = ask(served, num_inference_steps=20, guidance=2, tree="chain:4", cfg=None).json()
-    assert other["ignored"] == ["num_inference_steps", "guidance", "tree", "cfg"]
-
-
-@pytest.mark.parametrize(
-    ("given", "param", "says"),
-    [
-        ({"num_images": 99}, "num_images", "num_images cannot be 99"),
-        ({"cfg_scale": 2, "guidance_scale": 3}, "cfg_scale", "leave one out"),
-        ({"num_images": 2, "num_images_per_prompt": 3}, "num_images_per_prompt", "num_images is"),
-        ({"cfg_scale": 99999}, "cfg_scale", "cfg_scale must be 1000 or less"),
-        ({"guidance_scale": 99999}, "guidance_scale", "guidance_scale must be 1000 or less"),
-        ({"top_p": 2}, "top_p", "top_p must be"),
-        ({"top_p": True}, "top_p", "top_p cannot be true"),
-        ({"temperature": "0.5"}, "temperature", 'temperature cannot be "0.5"'),
-        ({"top_k": "all"}, "top_k", 'top_k cannot be "all"'),
-        ({"num_image": 2}, "num_image", "did you mean num_images"),
-        ({"width": 8}, "height", "height is missing"),
-        ({"seed": "abc"}, "seed", 'seed cannot be "abc"'),
-        ({"seed": [-2]}, "seed", "-1 for a random one"),
-        ({"output_format": "gif"}, "output_format", '"png", "webp" or "jpeg"'),
-        ({"temperature": 99999}, "temperature", "100 or less"),
-        ({"prompt": 5}, "prompt", "the prompt 5 is a number"),
-        ({"negative_prompt": "a blue fish"}, "negative_prompt", "as many tokens"),
-    ],
-)
-def test_a_field_is_refused_with_the_right_name(served, given, param, says):
-    answer = ask(served, **given)
-    error = answer.json()["error"]
-    assert answer.status_code == 400 and says in error["message"], error
-    assert error["param"] == param
-
-
-@pytest.mark.parametrize("sent", ["cfg_scale", "guidance_scale"])
-def test_a_field_that_the_model_refuses_later_is_named_as_it_was_sent(served, monkeypatch, sent):
-    def refuse(*given: Any) -> None:
-        raise RequestError("too small for this model", field="cfg_scale")
-
-    monkeypatch.setattr(served.pipeline.runtime, "rows", refuse)
-    assert ask(served, **{sent: 2.0}).json()["error"]["param"] == sent
-
-
-def test_a_body_that_is_none_is_shown_as_json(served):
-    key = {"Authorization": "Bearer key"}
-    said = httpx.post(served.url + PATH, content=b"[]", headers=key).json()["error"]["message"]
-    assert '{"prompt": "red heart"}' in said and "'" not in said
-
-
-@pytest.mark.parametrize(
-    ("body", "headers", "says"),
-    [
-        (gzip.compress(json.dumps(BODY).encode()), {"Content-Encoding": "gzip"}, "gzip"),
-        (gzip.compress(json.dumps(BODY).encode()), {"Content-Type": "application/json"}, "gzip"),
-        (b"\x0b\x80", {"Content-Encoding": "br"}, "br"),
-        (b"prompt=red+heart", {"Content-Type": "application/x-www-form-urlencoded"}, "form-url"),
-        (b"--a", {"Content-Type": "multipart/form-data; boundary=a"}, "multipart/form-data"),
-        (b"<a/>", {"Content-Type": "application/xml"}, "application/xml"),
-    ],
-    ids=["gzip", "gzip unsaid", "br", "form", "multipart", "xml"],  # a gzip has the time in it
-)
-def test_a_body_of_another_kind_is_named(served, body, headers, says):
-    head = {"Authorization": "Bearer key", **headers}
-    answer = httpx.post(served.url + PATH, content=body, headers=head)
-    error = answer.json()["error"]
-    assert answer.status_code == 415 and error["code"] == "unsupported_media_type"
-    assert says in error["message"]
-
-
-def test_a_body_that_is_said_not_to_be_compressed_is_not_json(served):
-    head = {"Authorization": "Bearer key", "Content-Encoding": "Identity"}
-    answer = httpx.post(served.url + PATH, content=b"{", headers=head)
-    assert answer.status_code == 400 and "not JSON" in answer.json()["error"]["message"]
-
-
-def test_json_under_the_name_of_a_form_is_taken(served):
-    """As curl sends it without a header."""
-    head = {"Authorization": "Bearer key", "Content-Type": "application/x-www-form-urlencoded"}
-    body = json.dumps(BODY).encode()
-    assert httpx.post(served.url + PATH, content=body, headers=head).status_code == 200
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("where", ["conditions", "rows"])
-def test_a_prompt_that_the_model_refuses_late_is_named(served, monkeypatch, where, stream):
-    def refuse(*given: Any) -> None:
-        raise RequestError("too long for this model")
-
-    monkeypatch.setattr(served.pipeline.runtime, where, refuse)
-    before = ended(served, "refused")
-    text = ask(served, stream=stream).text
-    assert json.loads(text.partition("data: ")[2] if stream else text)["error"]["param"] == "prompt"
-    served.until(lambda: ended(served, "refused") == before + 1)
-
-
-@pytest.mark.parametrize(
-    ("text", "param"),
-    [
-        (r'{"prompt": "red heart", "\ud800": 1}', None),
-        (r'{"prompt": "red heart", "se\udc00ed": 1}', None),
-        (r'{"prompt": "red heart", "lora": {"\ud800": [1]}}', "lora"),
-        (r'{"prompt": "red \ud83d heart"}', "prompt"),
-        (r'{"prompt": "red heart", "model": "\udfff"}', "model"),
-        (r'{"prompt": "red heart", "user": ["\ud800"]}', "user"),
-    ],
-)
-def test_half_a_surrogate_pair_has_its_own_sentence(served, text, param):
-    key = {"Authorization": "Bearer key"}
-    answer = httpx.post(served.url + PATH, content=text.encode(), headers=key)
-    error = answer.json()["error"]
-    assert answer.status_code == 400 and "half a surrogate pair" in error["message"]
-    assert error["param"] == param
-    whole = json.dumps({**BODY, "\U0001f600": 1}).encode()  # both halves are text
-    assert httpx.post(served.url + PATH, content=whole, headers=key).status_code == 200
-
-
-@pytest.mark.parametrize("field", ["seed", "n", "guidance_scale"])
-def test_a_number_of_thousands_of_digits_is_refused_by_its_field(served, field):
-    text = json.dumps({**BODY, field: 0}).replace(f'"{field}": 0', f'"{field}": {"9" * 5000}')
-    key = {"Authorization": "Bearer key"}
-    error = httpx.post(served.url + PATH, content=text, headers=key).json()["error"]
-    assert error["param"] == field and f"{field} " in error["message"]
-    assert "not JSON" not in error["message"] and len(error["message"]) < 250
-
-
-def test_minus_one_draws_a_seed_and_says_which(served):
-    drawn = ask(served, seed=-1).json()
-    assert drawn["seed"] >= 0
-    again = ask(served, seed=drawn["seed"]).json()
-    assert again["data"] == drawn["data"]
-    several = ask(served, seed=[7, -1], n=2).json()
-    assert several["seed"][0] == 7 and several["seed"][1] >= 0
-    second = ask(served, seed=several["seed"][1]).json()
-    assert second["data"][0] == several["data"][1]
-    streamed = [
-        json.loads(line[6:])
-        for line in ask(served, seed=-1, stream=True).text.splitlines()
-        if line.startswith("data: ")
-    ]
-    assert (
-        ask(served, seed=streamed[-1]["seed"]).json()["data"][0]["b64_json"]
-        == (streamed[-1]["b64_json"])
-    )
-
-
-def test_stages_and_peak_memory_stand_in_the_answer(served):
-    for stream in (False, True):
-        answer = ask(served, n=2, stream=stream)
-        if stream:
-            found = [line for line in answer.text.splitlines() if line.startswith("data: ")]
-            told = json.loads(found[-1][6:])["statistics"]
-        else:
-            told = answer.json()["statistics"]
-        assert tuple(told["stages"]) == STAGES
-        assert all(told["stages"][name] > 0 for name in ("text", "prefill", "decode", "pixels"))
-        assert told["seconds_waited"] == pytest.approx(told["stages"]["waiting"], abs=1e-3)
-        whole = told["seconds"] + told["seconds_waited"]
-        assert sum(told["stages"].values()) <= whole + 0.01
-        assert told["peak_memory_bytes"] > 2**20
-        assert told["seconds_per_image"] == pytest.approx(told["seconds"] / 2, abs=1e-4)
-        tokens = told["tokens"] * (2 if stream else 1)  # an event has one image of the two
-        steps = told["stages"]["prefill"] + told["stages"]["decode"]
-        assert told["tokens_per_second"] == pytest.approx(tokens / steps, rel=0.2)
-
-
-def test_control_strings_are_refused_at_the_door(tmp_path, monkeypatch):
-    hold = Held(monkeypatch)
-    folder = write_janus(tmp_path / "Janus-Pro")
-    with serving(folder, ServerSettings(slots=1, grace=30)) as served:
-        first = threading.Thread(
-            target=lambda: httpx.post(
-                served.url + PATH, json={"prompt": "a fox", "strategy": "vanilla"}, timeout=60
-            )
-        )
-        first.start()
-        assert hold.inside.wait(20)
-        for name in ("prompt", "negative_prompt"):  # nothing waits for the image that is drawn
-            for stream in (False, True):
-                body = {"prompt": "a fox", "stream": stream, name: "a <begin_of_image> cat"}
-                answer = httpx.post(served.url + PATH, json=body, timeout=5)
-                error = answer.json()["error"]
-                assert answer.status_code == 400 and error["param"] == name
-                assert "<begin_of_image>" in error["message"]
-        hold.go.set()
-        first.join(30)
-        body = {"prompt": "a < begin_of_image> cat", "strategy": "vanilla"}
-        assert httpx.post(served.url + PATH, json=body, timeout=60).status_code == 200
+    with pytest.raises(RequestError, match="a scheme and a host"):
+        _origin("https://a.example/x")
+    with pytest.raises(RequestError, match="a path such as /images"):
+        _root_path("http://a")

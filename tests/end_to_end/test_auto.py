@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,46 +23,54 @@ from lantern_accel_profiles.tuning import auto as tuning
 @pytest.fixture
 def own(tmp_path, monkeypatch):
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(automatic.HostLoad, "share", lambda self: 0.0)
     return tmp_path / "cache"
+
+
+@pytest.fixture(autouse=True)
+def busy(monkeypatch):
+    """The share of the machine that others have, in a list that a test may change."""
+    share = [0.0]
+    monkeypatch.setattr(automatic.HostLoad, "share", lambda self: share[0])
+    return share
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """The engines that were timed; ``cost`` of one says what its steps that draft take, by no clock."""
+    engines = []
+
+    def calibrate(self, watch, *least):
+        engines.append(self)
+        return {n: [1.0 if n == 1 else timed.cost(self)] for n in self.lengths}
+
+    monkeypatch.setattr(automatic, "calibrate", calibrate)
+    timed = SimpleNamespace(engines=engines, cost=lambda engine: 1.01)
+    return timed
 
 
 def load(model):
     return lantern_accel.load(model, device="cpu", dtype="float32")
 
 
-def test_a_choice_is_kept_and_a_seed_repeats(tiny_model, own, monkeypatch):
-    timed = []
-    sound = automatic.calibrate
-
-    def calibrate(self, watch, *least):
-        timed.append(self)
-        return sound(self, watch, *least)
-
-    monkeypatch.setattr(automatic, "calibrate", calibrate)
+def test_a_choice_is_kept_and_a_seed_repeats(tiny_model, own, timed):
     with load(tiny_model) as pipeline:
         first = pipeline.generate("red heart", seed=3)
         again = pipeline.generate("red heart", seed=3)
     with load(tiny_model) as pipeline:
         later = pipeline.generate("red heart", seed=3)
-        assert {engine.strategy.drafts.kind for engine in timed} == {"window"}
-        assert len(timed) == 1, "the second pipeline reads what the first has kept"
+        assert {engine.strategy.drafts.kind for engine in timed.engines} == {"window"}
+        assert len(timed.engines) == 1, "the second pipeline reads what the first has kept"
         pipeline.generate("red heart", seed=3, num_images=2, batch_size=2)
-    assert len(timed) == 2, "another batch has costs of its own"
+    assert len(timed.engines) == 2, "another batch has costs of its own"
     assert torch.equal(first.tokens, again.tokens) and torch.equal(first.tokens, later.tokens)
     assert first.stats.strategy.name == "auto"
     assert "exact" in first.stats.auto and first.stats.total_variation_per_token == 0
     assert len(list((own / "choices").glob("*.json"))) == 2
 
 
-def test_batches_of_one_request_may_draft_to_different_depths(tiny_model, own, monkeypatch):
+def test_batches_of_one_request_may_draft_to_different_depths(tiny_model, own, timed):
     """The last batch of a request is a smaller one, for which drafts may pay where else they do not."""
-
-    def calibrate(self, watch, *least):
-        cost = 1.01 if self.geometry.batch == 1 else 50.0
-        return {n: [1.0 if n == 1 else cost] for n in self.lengths}
-
-    monkeypatch.setattr(automatic, "calibrate", calibrate)
+    timed.cost = lambda engine: 1.01 if engine.geometry.batch == 1 else 50.0
     with load(tiny_model) as pipeline:
         want = pipeline.generate("red heart", seed=3, num_images=3, strategy="vanilla").tokens
         drawn = pipeline.generate("red heart", seed=3, num_images=3, batch_size=2)
@@ -72,48 +81,32 @@ def test_batches_of_one_request_may_draft_to_different_depths(tiny_model, own, m
     assert sum(drawn.stats.accepted_histogram) == drawn.stats.steps
 
 
-def test_a_busy_minute_does_not_decide_for_good(tiny_model, own, monkeypatch):
-    busy, timed = [0.5], []
-
-    def calibrate(self, watch, *least):
-        timed.append(self)
-        cost = 3.0 if busy[0] else 1.01
-        return {n: [1.0 if n == 1 else cost] for n in self.lengths}
-
-    monkeypatch.setattr(automatic, "calibrate", calibrate)
-    monkeypatch.setattr(automatic.HostLoad, "share", lambda self: busy[0])
+def test_a_busy_minute_does_not_decide_for_good(tiny_model, own, timed, busy):
+    busy[0], timed.cost = 0.5, lambda engine: 3.0 if busy[0] else 1.01
     with load(tiny_model) as pipeline:
         want = pipeline.generate("red heart", seed=3, strategy="vanilla").tokens
         first = pipeline.generate("red heart", seed=3)
-        assert first.stats.auto.startswith("plain decoding") and len(timed) == 1
-        assert first.stats.auto.endswith("the next images measure again")
+        assert first.stats.auto.startswith("plain decoding") and len(timed.engines) == 1
         second = pipeline.generate("red heart", seed=3)
         assert second.stats.auto.startswith("plain decoding"), "the machine is busy still"
-        assert len(timed) == 2
         busy[0] = 0.0
         third = pipeline.generate("red heart", seed=3)
-        assert isinstance(third.stats.strategy.drafts, Window)
+        assert isinstance(third.stats.strategy.drafts, Window) and len(timed.engines) == 3
         for one in (first, second, third):
             assert torch.equal(one.tokens, want), "exact drafts change no image"
         assert third.stats.strategy.lengths[-1].cost == pytest.approx(1.01), "the least time counts"
         busy[0] = 0.5
         again = pipeline.generate("red heart", seed=3)
-        assert len(timed) == 3 and "busy" not in again.stats.auto, "it is settled"
+        assert len(timed.engines) == 3 and "busy" not in again.stats.auto, "it is settled"
 
 
-def test_a_machine_that_is_always_busy_is_timed_a_few_times(tiny_model, own, monkeypatch):
-    timed = []
-
-    def calibrate(self, watch, *least):
-        timed.append(self)
-        return {n: [1.0] for n in self.lengths}
-
-    monkeypatch.setattr(automatic, "calibrate", calibrate)
-    monkeypatch.setattr(automatic.HostLoad, "share", lambda self: 0.5)
+def test_a_machine_that_is_always_busy_is_timed_a_few_times(tiny_model, own, timed, busy):
+    busy[0], timed.cost = 0.5, lambda engine: 1.0
     with load(tiny_model) as pipeline:
         said = [pipeline.generate("red heart", seed=3).stats.auto for _ in range(6)]
-    assert len(timed) == automatic.auto.REQUESTS
-    assert [one.endswith("again") for one in said] == [True, True, True, False, False, False]
+    assert len(timed.engines) == automatic.auto.REQUESTS
+    says = "the next images measure again"
+    assert [one.endswith(says) for one in said] == [True, True, True, False, False, False]
 
 
 def test_the_command_says_what_auto_stands_for(command, tiny_model, own, tmp_path):
@@ -124,21 +117,15 @@ def test_the_command_says_what_auto_stands_for(command, tiny_model, own, tmp_pat
     assert told in " ".join(done.stdout.split())
 
 
-def test_a_changed_choice_is_not_used(tiny_model, own):
+def test_a_choice_is_of_its_key_and_whole(tiny_model, own):
     with load(tiny_model) as pipeline:
         pipeline.generate("red heart", seed=1)
     (path,) = (own / "choices").glob("*.json")
     kept = json.loads(path.read_text())
-    key = kept["key"]
-    assert choices.read_choice(key) is not None
-    assert choices.read_choice(key | {"threads": 77}) is None
-    damaged = json.loads(path.read_text())
-    damaged["speedup"] = 9.0  # what was chosen is the machine's to say
-    for text in (json.dumps(damaged), path.read_text()[:-40], "", "[]"):
-        path.write_text(text)
-        assert choices.read_choice(key) is None
-    path.write_text(json.dumps(kept))
-    assert choices.read_choice(key) is not None
+    assert choices.read_choice(kept["key"]) is not None
+    assert choices.read_choice(kept["key"] | {"threads": 77}) is None
+    path.write_text(json.dumps(kept | {"speedup": 9.0}))  # what was chosen is the machine's to say
+    assert choices.read_choice(kept["key"]) is None
 
 
 def promising(strategy, promise):
@@ -149,16 +136,12 @@ def promising(strategy, promise):
     return Estimate(strategy=strategy, times=dict.fromkeys(brings, 1.0))
 
 
-@pytest.mark.parametrize("relaxed", [False, True])
 @pytest.mark.parametrize(("promises", "plain"), [((1.1, 1.14), True), ((1.1, 1.2), False)])
-def test_drafts_that_promise_little_are_left_to_plain_decoding(
-    tiny_model, own, promises, plain, relaxed
-):
+def test_drafts_that_promise_little_are_left_to_plain_decoding(tiny_model, own, promises, plain):
     with load(tiny_model) as pipeline:
-        asked = pipeline.strategy("auto", relaxed=relaxed or None)
-        sampling = pipeline.sampling()
+        asked = pipeline.strategy("auto")
         found = [promising(asked, promise) for promise in promises]
-        pipeline.measurements.settle(found, asked, 1, sampling, again=0)
+        pipeline.measurements.settle(found, asked, 1, pipeline.sampling(), again=0)
         drawn = pipeline.generate("red heart", seed=1, strategy=asked)
     assert isinstance(drawn.stats.strategy.drafts, NoTree) == plain
     assert drawn.stats.auto.startswith("plain decoding") == plain
@@ -174,18 +157,15 @@ def test_a_choice_that_needs_a_drafter_is_left_where_there_is_none(undrafted_mod
         assert pipeline.measurements.chain(asked) is None
 
 
-def test_a_drafters_chain_is_tried_where_relaxation_is_asked_for(tiny_model, own, monkeypatch):
-    def calibrate(self, watch, *least):
-        cost = 1.01 if self.strategy.drafts.kind == "chain" else 50.0
-        return {n: [1.0 if n == 1 else cost] for n in self.lengths}
-
+def test_a_drafters_chain_is_tried_where_relaxation_is_asked_for(
+    tiny_model, own, timed, busy, monkeypatch
+):
     def count(self, length, steps):
         return (3 if self.strategy.acceptance.relaxed else 2) * steps, steps
 
-    busy = [0.5]
-    monkeypatch.setattr(automatic, "calibrate", calibrate)
+    busy[0] = 0.5
+    timed.cost = lambda engine: 1.01 if engine.strategy.drafts.kind == "chain" else 50.0
     monkeypatch.setattr(automatic, "count", count)
-    monkeypatch.setattr(automatic.HostLoad, "share", lambda self: busy[0])
     with load(tiny_model) as pipeline:
         assert pipeline.measurements.chain(pipeline.strategy("auto")) is None
         drawn = pipeline.generate("red heart", seed=3, relaxed=True, tv_budget=0.5)
@@ -209,18 +189,13 @@ def test_a_drafters_chain_is_tried_where_relaxation_is_asked_for(tiny_model, own
 
 def test_windows_stay_exact_where_a_drafters_drafts_may_be_relaxed(tiny_model, own):
     with load(tiny_model) as pipeline:
-        asked, sampling = pipeline.strategy("auto", tv_budget=0.02), pipeline.sampling()
-        windows = pipeline.measurements.resolve(asked, 1, sampling)
+        asked = pipeline.request("red heart", tv_budget=0.02).strategy
+        assert asked.acceptance.relaxed and asked.tv_budget == 0.02
+        windows = pipeline.measurements.resolve(asked, 1, pipeline.sampling())
         assert isinstance(windows.drafts, Window) and windows.tv_budget is None
         assert not windows.acceptance.relaxed
-
-
-def test_exact_unless_asked(tiny_model):
-    with load(tiny_model) as pipeline:
         assert not pipeline.request("red heart").strategy.acceptance.relaxed
         assert pipeline.request("red heart", relaxed=True).strategy.acceptance.relaxed
-        spent = pipeline.request("red heart", tv_budget=0.02).strategy
-        assert spent.acceptance.relaxed and spent.tv_budget == 0.02
 
 
 def test_a_simulated_devices_times_choose_nothing(tiny_model, own, monkeypatch):

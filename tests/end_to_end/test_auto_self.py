@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.batches import batch_of, join
 from support.preferring import prefer
 
 import lantern_accel
 from lantern_accel.device.backend import Backend, MemoryUse
 from lantern_accel.families.random_weights import sized
 from lantern_accel.generation import measurements as automatic
-from lantern_accel.generation.batch import Done
 from lantern_accel.generation.decision import Estimate
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.memory.plan import Planner
@@ -132,26 +130,19 @@ def promised(asked: Strategy, cost: float) -> Strategy:
     return asked.model_copy(update={"drafts": tree.model_copy(update={"draft_lengths": lengths})})
 
 
-def test_a_copy_that_does_not_pay_is_freed(
-    tiny_model: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("own", [False, True])
+def test_a_copy_that_does_not_pay_is_freed_but_for_the_users_own(
+    tiny_model: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, own: bool
 ) -> None:
     costs(monkeypatch, copy=50.0, others=50.0)
     with load(tiny_model) as pipeline:
+        if own:
+            pipeline.generate("red heart", seed=3, strategy="self", drafts="self:2,int4")
         drawn = pipeline.generate("red heart", seed=3)
         assert isinstance(drawn.stats.strategy.drafts, NoTree)
-        assert not pipeline.engines.capacity.copies
+        assert pipeline.engines.capacity.copies == ({"int4"} if own else set())
         trees = [one.engine.strategy.drafts for one in pipeline.engines.ready]
-        assert not any(isinstance(tree, SelfDrafts) for tree in trees)
-
-
-def test_copies_of_the_users_own_stay(
-    tiny_model: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    costs(monkeypatch, copy=50.0, others=50.0)
-    with load(tiny_model) as pipeline:
-        pipeline.generate("red heart", seed=3, strategy="self", drafts="self:2,int4")
-        pipeline.generate("red heart", seed=3)
-        assert pipeline.engines.capacity.copies == {"int4"}
+        assert any(isinstance(tree, SelfDrafts) for tree in trees) == own
 
 
 def test_who_gets_no_copy(tiny_model: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,29 +192,6 @@ def test_plans_and_fits_count_the_copy(tiny_model: Path) -> None:
         assert capacity.copy_bytes(pipeline.strategy("vanilla")) == 0
         pipeline.generate("red heart", seed=1, strategy="self", drafts="self:4,int4")
         assert capacity.copy_bytes(drafts) == 0  # it is held
-
-
-def test_rows_of_a_batch_that_come_and_go_draw_plain_tokens(tiny_model: Path) -> None:
-    with load(tiny_model) as pipeline:
-        sampling = pipeline.sampling()
-        asked = pipeline.strategy("self", drafts="self:3,int8")
-        prompts = ["red heart", "dog face", "red heart"]
-        first = pipeline.conditions(prompts[:1])
-        batch = batch_of(pipeline, asked, sampling, 2, first)
-        found: dict[int, torch.Tensor] = {}
-        waiting, steps = [0, 1, 2], list[int]()
-        while len(found) < 3:
-            while waiting and batch.joinable:
-                number = waiting.pop(0)
-                join(pipeline, batch, prompts[number], 10 + number, number)
-            for event in batch.advance():
-                if isinstance(event, Done):
-                    found[event.images[0].index] = event.decoded.tokens
-                    steps.append(int(event.decoded.steps))
-        for number, prompt in enumerate(prompts):
-            want = pipeline.generate(prompt, seed=10 + number, strategy="vanilla").tokens
-            assert torch.equal(found[number], want)
-    assert max(steps) < 10, "of 15: the copy drafts by the noise and the prompt of each row"
 
 
 @pytest.mark.long

@@ -19,7 +19,7 @@ from lantern_accel.generation.batch import Batch, Done, Failure
 from lantern_accel.generation.request import ImageJob
 
 PROMPTS = ["red heart", "dog face", "a blue fish", "heart", "dog", "fish", "red face", "blue dog"]
-EXACT = ["vanilla", "eagle", "eagle2", "scd", "sjd", "auto"]
+EXACT = ["vanilla", "eagle", "eagle2", "scd", "sjd", "self", "auto"]
 
 
 def opened(pipeline: Any, strategy: str, size: int, **sampling: Any) -> tuple[Batch[ImageJob], Any]:

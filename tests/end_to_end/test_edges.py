@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -81,31 +80,6 @@ def test_standard_output_that_takes_nothing_is_one_sentence() -> None:
     assert done.returncode == 5
     assert done.stderr.startswith("error: No space left on device; free some space or choose")
     assert len(done.stderr.splitlines()) == 1
-
-
-def test_a_disk_that_fills_up_keeps_the_images_before(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    from lantern_accel.cli import pictures
-
-    real, left = pictures.save_image, [2]
-
-    def save(image: Any, path: Path, *more: Any) -> None:
-        left[0] -= 1
-        if left[0] < 0:
-            raise OSError(28, "No space left on device", str(path))
-        real(image, path, *more)
-
-    words = ["generate", "red heart", "-m", str(tiny_model), "-d", "cpu", "-s", "vanilla", "-n",
-             "4", "-b", "1", "--seed", "3", "-q", "-o", str(tmp_path / "p.png")]  # fmt: skip
-    with monkeypatch.context() as patch:
-        patch.setattr(pictures, "save_image", save)
-        assert main(words) == 5
-    assert "No space left on device" in capsys.readouterr().err
-    assert sorted(p.name for p in tmp_path.glob("p*.png")) == ["p-0.png", "p-1.png"]
-    assert main([*words, "--resume"]) == 0
-    assert len(list(tmp_path.glob("p-*.png"))) == 4
 
 
 @pytest.mark.parametrize(

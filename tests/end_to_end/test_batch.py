@@ -197,8 +197,9 @@ def test_generate_stops_after_the_step_in_which_it_is_told(pipeline, strategy, m
         if told[0]:
             raise InterruptedError
 
-    pipeline.generate("red heart", seed=7, strategy=strategy)
+    whole = pipeline.generate("red heart", seed=7, strategy=strategy).tokens
     monkeypatch.setattr(Engine, "step", step)
     with pytest.raises(InterruptedError):
         pipeline.generate("red heart", seed=7, strategy=strategy, on_progress=check)
     assert steps[0] == 2
+    assert torch.equal(pipeline.generate("red heart", seed=7, strategy=strategy).tokens, whole)

@@ -45,60 +45,42 @@ def test_every_strategy_writes_a_picture_and_its_figures(command, tiny_model, tm
     assert f"{LOSS}: {loss} with: " in " ".join(done.stdout.split())
 
 
-def test_the_seed_fixes_the_image_and_is_drawn_and_told_without_one(tiny_model):
-    with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as pipe:
-        first = pipe.generate("red heart", seed=3, strategy="lantern++", k=3)
-        again = pipe.generate("red heart", seed=3, strategy="lantern++", k=3)
-        other = pipe.generate("red heart", seed=4, strategy="lantern++", k=3)
-        drawn = pipe.generate("red heart", strategy="lantern++", k=3)
-        repeated = pipe.generate("red heart", seed=drawn.stats.seed, strategy="lantern++", k=3)
+def test_the_seed_fixes_the_image_and_is_drawn_and_told_without_one(pipeline):
+    asked = {"strategy": "lantern++", "k": 3}
+    first = pipeline.generate("red heart", seed=3, **asked)
+    again = pipeline.generate("red heart", seed=3, **asked)
+    other = pipeline.generate("red heart", seed=4, **asked)
+    drawn = pipeline.generate("red heart", **asked)
+    repeated = pipeline.generate("red heart", seed=drawn.stats.seed, **asked)
     assert torch.equal(first.tokens, again.tokens)
     assert first.images[0].tobytes() == again.images[0].tobytes()
     assert not torch.equal(first.tokens, other.tokens)
     assert torch.equal(drawn.tokens, repeated.tokens)
 
 
-def test_many_prompts_and_images_come_in_order_whatever_the_batch(tiny_model):
-    with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as pipe:
-        whole = pipe.generate(
-            ["red heart", "dog face"], num_images=2, seed=1, strategy="lantern++", k=3, batch_size=4
+def test_many_prompts_and_images_come_in_order_whatever_the_batch(pipeline):
+    asked = {"num_images": 2, "seed": 1, "strategy": "lantern++", "k": 3}
+    seen: list[tuple[int, int]] = []
+    whole, parts = (
+        pipeline.generate(
+            ["red heart", "dog face"], batch_size=batch, **asked,
+            on_progress=lambda known, total: seen.append((known, total)),
         )
-        parts = pipe.generate(
-            ["red heart", "dog face"], num_images=2, seed=1, strategy="lantern++", k=3
-        )
+        for batch in (4, None)
+    )  # fmt: skip
     assert whole.tokens.shape == (4, 16)
     assert whole.tokens.dtype == torch.int64
     assert len(whole.images) == 4
     assert torch.equal(whole.tokens, parts.tokens)
-    assert whole.stats.batch_size == 4
-    assert parts.stats.batch_size == 1
-
-
-def test_progress_ends_at_the_total(tiny_model):
-    seen: list[tuple[int, int]] = []
-    with lantern_accel.load(tiny_model, device="cpu") as pipe:
-        pipe.generate(
-            ["red heart"] * 3,
-            strategy="vanilla",
-            batch_size=2,
-            on_progress=lambda known, total: seen.append((known, total)),
-        )
-    assert seen[-1] == (48, 48)
-    assert [known for known, _ in seen] == sorted(known for known, _ in seen)
+    assert (whole.stats.batch_size, parts.stats.batch_size) == (4, 1)
+    assert seen.count((64, 64)) == 2 and seen[-1] == (64, 64), "progress ends at the total"
+    known = [one for one, _ in seen[seen.index((64, 64)) + 1 :]]
+    assert known == sorted(known)
 
 
 def test_class_ids(command, class_model, tmp_path):
-    done = command(
-        "generate",
-        "3",
-        "--model",
-        class_model,
-        "--strategy",
-        "lantern++:k=3",
-        "-o",
-        tmp_path / "c.png",
-        "--json",
-    )
+    words = ("--model", class_model, "--strategy", "lantern++:k=3", "-o", tmp_path / "c.png")
+    done = command("generate", "3", *words, "--json")
     assert json.loads(done.stdout)["prompts"] == ["3"]
     result = lantern_accel.generate(
         [0, 6], model=class_model, device="cpu", strategy="lantern++", k=3, seed=0
@@ -163,11 +145,6 @@ def test_a_model_without_a_drafter_says_how_to_get_one(command, undrafted_model,
     done = command(*words, "--strategy", "lantern++")
     assert done.returncode == 2
     assert "lantern-accel train drafter" in done.stderr
-    done = command(
-        "generate", "dog", "--model", undrafted_model, "-o", tmp_path / "x.png", "--overwrite",
-        "--strategy", "vanilla",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
 
 
 def truncated(folder: Path) -> None:

@@ -93,16 +93,6 @@ def test_the_price_is_the_total_variation_along_the_rounded_models_images(tiny_m
     assert price.weights == "int4"
 
 
-def test_the_distributions_are_those_that_decoding_draws_from(tiny_model):
-    with load(tiny_model) as pipeline:
-        sampling = pipeline.sampling(temperature=0.0)
-        done, _ = pipeline.decode_only(list(FOUR), quantized.PLAIN, sampling, seed=0)
-        with pipeline.backend.inference():
-            given = pipeline.conditions(list(FOUR))
-            rows = next_tokens(pipeline.model, pipeline.backend, given, done.tokens, sampling)
-        assert torch.equal(rows.argmax(-1), done.tokens)
-
-
 def test_every_result_says_what_rounding_costs(tiny_model, tmp_path, command):
     out = tmp_path / "run.json"
     made = command(

@@ -61,22 +61,6 @@ def test_a_stream_that_is_left_gives_the_pipeline_back(pipeline):
     assert torch.equal(pipeline.generate("red heart", seed=5).tokens, whole)
 
 
-def leave_by_break(pipeline):
-    for _ in pipeline.stream("red heart", seed=5, strategy="vanilla"):
-        break
-
-
-def leave_by_exception(pipeline):
-    for _ in pipeline.stream("red heart", seed=5, strategy="vanilla"):
-        raise KeyError("the user's own")
-
-
-def leave_by_interrupt_in_a_step(pipeline, monkeypatch):
-    monkeypatch.setattr(Batch, "advance", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
-    for _ in pipeline.stream("red heart", seed=5, strategy="vanilla"):
-        pass
-
-
 def in_other_thread(call, seconds=60):
     """Return what ``call`` returns in a thread that has never used the pipeline; fails if it waits."""
     found: list = []
@@ -101,28 +85,28 @@ def test_an_error_in_a_streams_loop_is_the_one_that_the_user_sees(tiny_model, ki
         own.generate("red heart")
 
 
-def test_a_loop_that_is_left_locks_no_thread_out(pipeline, monkeypatch):
-    whole = pipeline.generate("red heart", seed=5).tokens
-    kept = []
-
+@pytest.mark.parametrize("how", ["break", "an error", "an interrupt in a step", "not begun"])
+def test_a_loop_that_is_left_locks_no_thread_out(pipeline, monkeypatch, how):
     def again() -> torch.Tensor:
         return pipeline.generate("red heart", seed=5).tokens
 
-    leave_by_break(pipeline)
-    assert torch.equal(again(), whole) and torch.equal(in_other_thread(again), whole)
-    try:
-        leave_by_exception(pipeline)
-    except KeyError as error:
-        kept.append(error)
-    assert torch.equal(again(), whole) and torch.equal(in_other_thread(again), whole)
+    def interrupted(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    whole, kept = again(), None
+    stream = pipeline.stream("red heart", seed=5, strategy="vanilla")
     with monkeypatch.context() as patch:
         try:
-            leave_by_interrupt_in_a_step(pipeline, patch)
-        except KeyboardInterrupt as error:
-            kept.append(error)
+            for _ in stream if how != "not begun" else ():
+                if how == "break":
+                    break
+                if how == "an error":
+                    raise KeyError("the user's own")
+                patch.setattr(Batch, "advance", interrupted)
+        except (KeyError, KeyboardInterrupt) as error:  # which keeps the frame, and so the stream
+            kept = error
+    assert (kept is not None) == how.startswith("an ")
     assert torch.equal(again(), whole) and torch.equal(in_other_thread(again), whole)
-    pipeline.stream("red heart")  # nobody takes an event of it
-    assert len(kept) == 2 and torch.equal(again(), whole)
 
 
 @pytest.mark.parametrize("strategy", ["vanilla", "eagle2", "lantern++", "sjd", "auto"])

@@ -114,13 +114,12 @@ class Scheduler:
         for one in (*self.queue.images, *self.running):
             self._end(one.job, server_closing())
 
-    def stop(self, seconds: float = 60.0) -> bool:
-        """Drain, and wait for what runs; returns whether all of it was finished in time."""
+    def stop(self, seconds: float) -> None:
+        """Drain, wait for what runs, and refuse what was not finished in time."""
         self.drain()
         self.queue.stop()
         self._thread.join(seconds)
         self.end()
-        return not self._thread.is_alive()
 
     @property
     def state(self) -> str:

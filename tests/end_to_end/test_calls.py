@@ -73,21 +73,17 @@ def test_eight_threads_on_eight_pipelines_draw_what_one_draws(
     assert all(map(torch.equal, by_eight_threads(loaded), alone))
 
 
-def test_a_call_from_within_is_refused_and_harms_nothing(pipeline: Pipeline) -> None:
-    want = pipeline.generate("dog face", strategy="lantern++", k=3, seed=3).tokens
-    for again in (
-        lambda: pipeline.generate("dog face", strategy="lantern++", k=3, seed=4),
-        pipeline.close,
-    ):
+@pytest.mark.parametrize("again", ["generate", "close"])
+def test_a_call_from_within_is_refused_and_harms_nothing(pipeline: Pipeline, again: str) -> None:
+    asked: dict[str, Any] = {"strategy": "lantern++", "k": 3, "seed": 3}
+    want = pipeline.generate("dog face", **asked).tokens
 
-        def progress(known: int, total: int, again: object = again) -> None:
-            again()  # type: ignore[operator]
+    def progress(known: int, total: int) -> None:
+        pipeline.close() if again == "close" else pipeline.generate("dog face", seed=4)
 
-        with pytest.raises(RequestError, match="was called again from within"):
-            pipeline.generate("dog face", strategy="lantern++", k=3, seed=3, on_progress=progress)
-        assert torch.equal(
-            pipeline.generate("dog face", strategy="lantern++", k=3, seed=3).tokens, want
-        )
+    with pytest.raises(RequestError, match="was called again from within"):
+        pipeline.generate("dog face", **asked, on_progress=progress)
+    assert torch.equal(pipeline.generate("dog face", **asked).tokens, want)
 
 
 def test_a_closed_pipeline_refuses_to_draw(tiny_model: Path) -> None:
@@ -103,44 +99,34 @@ def test_a_closed_pipeline_refuses_to_draw(tiny_model: Path) -> None:
 def test_each_batch_is_handed_over_when_it_is_done_and_a_part_is_the_same_images(
     pipeline: Pipeline,
 ) -> None:
-    words = ["red heart", "dog face"]
-    handed: list[tuple[int, int]] = []
+    words, handed = ["red heart", "dog face"], list[tuple[int, int]]()
+    asked: dict[str, Any] = {"strategy": "lantern++", "k": 3, "num_images": 2, "seed": 5}
+    asked["batch_size"] = 1
     whole = pipeline.generate(
-        words, strategy="lantern++", k=3, num_images=2, seed=5, batch_size=1,
-        on_images=lambda first, images: handed.append((first, len(images))),
-    )  # fmt: skip
-    assert handed == [(0, 1), (1, 1), (2, 1), (3, 1)]
-    part = pipeline.generate(
-        words, strategy="lantern++", k=3, num_images=2, seed=5, batch_size=1, only=[3, 1]
+        words, **asked, on_images=lambda first, images: handed.append((first, len(images)))
     )
+    assert handed == [(0, 1), (1, 1), (2, 1), (3, 1)]
+    part = pipeline.generate(words, **asked, only=[3, 1])
     assert torch.equal(part.tokens, whole.tokens[[1, 3]])
     for wrong in ([4], [-1], []):
         with pytest.raises(RequestError, match="does not name images of this request"):
-            pipeline.generate(words, strategy="lantern++", k=3, num_images=2, only=wrong)
+            pipeline.generate(words, **asked, only=wrong)
 
 
 def test_batches_are_padded_to_buckets_with_finished_rows(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """How many rows they have: tests/unit/memory/test_limits.py."""
     assert [bucket(n) for n in (1, 2, 3, 4, 5, 8, 9)] == [1, 2, 4, 4, 8, 8, 16]
-    pipeline.release_engines()
-    want = pipeline.generate(
-        "dog face", strategy="lantern++", k=3, num_images=3, seed=6, batch_size=3
-    )
-    assert [r.engine.geometry.batch for r in pipeline.engines.ready] == [3]
+    asked = {"strategy": "lantern++", "k": 3, "seed": 6, "num_images": 3, "batch_size": 3}
+    want = pipeline.generate("dog face", **asked)
     pipeline.release_engines()
     monkeypatch.setattr(pipeline.backend, "support", lambda capability: Support(True))
-    drawn = pipeline.generate(
-        "dog face", strategy="lantern++", k=3, num_images=3, seed=6, batch_size=3
-    )
-    again = pipeline.generate(
-        "dog face", strategy="lantern++", k=3, num_images=7, seed=6, batch_size=4
-    )
+    drawn = pipeline.generate("dog face", **asked)
     assert [r.engine.geometry.batch for r in pipeline.engines.ready] == [4]
     state = pipeline.engines.ready[0].engine.state
     assert int(state.steps[3]) == 0, "the row that fills the batch took no step"
     assert torch.equal(drawn.tokens, want.tokens)
-    assert torch.equal(again.tokens[:3], want.tokens)
     assert drawn.stats.steps == want.stats.steps
 
 
@@ -166,13 +152,13 @@ def test_settings_that_are_data_share_one_engine(
         captured.append(name)
         return real(step, name)
 
+    def draw(**numbers: float) -> torch.Tensor:
+        asked: dict[str, Any] = {"strategy": "lantern++", "k": 3, "seed": 2, **numbers}
+        return pipeline.generate("dog face", **asked).tokens
+
     monkeypatch.setattr(pipeline.backend, "capture", capture)
     changes = [{"temperature": 0.6 + 0.05 * i, "lam": 1.5 + i} for i in range(5)]
-    drawn = [
-        pipeline.generate("dog face", strategy="lantern++", k=3, seed=2, **one).tokens
-        for one in changes
-    ]
+    drawn = [draw(**one) for one in changes]
     assert captured == ["prefill", "step"]
     pipeline.release_engines()
-    fresh = pipeline.generate("dog face", strategy="lantern++", k=3, seed=2, **changes[-1]).tokens
-    assert torch.equal(fresh, drawn[-1])
+    assert torch.equal(draw(**changes[-1]), drawn[-1])

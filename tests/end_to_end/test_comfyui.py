@@ -293,12 +293,6 @@ def test_what_is_wrong_is_one_sentence_in_the_nodes_box(comfy):
         comfy.queue(absent)
 
 
-def test_two_queues_at_once_take_turns(comfy):
-    prompt = workflow("comfyui-emoji.png")
-    jobs = [comfy.queue(with_inputs(prompt, draw={"seed": seed})) for seed in (400, 401)]
-    assert [comfy.done(job)["status"]["status_str"] for job in jobs] == ["success"] * 2
-
-
 DROP = """([name, type, data]) => {
   const bytes = Uint8Array.from(atob(data), (one) => one.charCodeAt(0));
   const given = new DataTransfer();

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -80,20 +79,6 @@ def test_standard_output_that_takes_nothing_is_one_sentence() -> None:
     assert done.returncode == 5
     assert done.stderr.startswith("error: No space left on device; free some space or choose")
     assert len(done.stderr.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("number", "says", "code"),
-    [(28, "free some space or choose", 5), (5, "; choose another file", 2)],
-)
-def test_advice_fits_the_error(
-    number: int, says: str, code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail() -> None:
-        raise OSError(number, os.strerror(number), "a.json")
-
-    assert run_guarded(fail) == code
-    assert says in capsys.readouterr().err
 
 
 def test_what_was_given_is_shown_in_short(capsys: pytest.CaptureFixture[str]) -> None:

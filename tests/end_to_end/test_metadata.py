@@ -12,19 +12,9 @@ import lantern_accel
 
 
 def test_a_png_says_what_it_was_drawn_from(command, tiny_model, tmp_path):
-    words = [
-        "generate",
-        "ein grünes Haus 🏠",
-        "red heart",
-        "-m",
-        tiny_model,
-        "-d",
-        "cpu",
-        "-q",
-        "-s",
-        "eagle",
-    ]
-    done = command(*words, "--seed", 7, "-o", tmp_path / "a.png")
+    words = ["generate", "ein grünes Haus 🏠", "red heart", "-m", tiny_model, "-d", "cpu", "-q"]
+    words += ["-s", "eagle", "--seed", 7]
+    done = command(*words, "-o", tmp_path / "a.png")
     assert done.returncode == 0 and not done.stdout
     with Image.open(tmp_path / "a-0.png") as picture:
         text = picture.text
@@ -33,7 +23,7 @@ def test_a_png_says_what_it_was_drawn_from(command, tiny_model, tmp_path):
     assert text["model"] and json.loads(text["sampling"])["temperature"] >= 0
     with Image.open(tmp_path / "a-1.png") as picture:
         assert (picture.text["prompt"], picture.text["image"]) == ("red heart", "1")
-    command(*words, "--seed", 7, "--grid", "-o", tmp_path / "grid.png")
+    command(*words, "--grid", "-o", tmp_path / "grid.png")
     with Image.open(tmp_path / "grid.png") as picture:
         assert picture.text["prompt"] == "ein grünes Haus 🏠\nred heart"
         assert picture.text["seed"] == "7"
@@ -75,18 +65,8 @@ def figures(done):
 )
 def test_a_relaxed_png_is_made_again_from_itself(command, tiny_model, tmp_path, strategy):
     words = ["generate", "red heart", "-m", tiny_model, "-d", "cpu", "--json", "-b", 2, "-n", 3]
-    words += [
-        "--seed",
-        5,
-        "-s",
-        strategy,
-        "-t",
-        "1.3",
-        "--cfg-scale",
-        "2",
-        "--negative-prompt",
-        "dog face",
-    ]
+    words += ["--seed", 5, "-s", strategy, "-t", 1.3, "--cfg-scale", 2]
+    words += ["--negative-prompt", "dog face"]
     first = figures(command(*words, "-o", tmp_path / "a.png"))
     assert first["total_variation_per_token"] > 0
     losses, made = [], []

@@ -116,22 +116,17 @@ def test_the_error_names_the_step_and_the_image(
 def test_images_of_earlier_batches_are_kept_and_the_next_request_is_clean(
     pipeline: Pipeline,
 ) -> None:
-    want = pipeline.generate(
-        "red heart", strategy="lantern++", seed=3, k=3, num_images=2, batch_size=1
-    ).tokens
-    handed: list[int] = []
+    asked: dict[str, Any] = {"strategy": "lantern++", "seed": 3, "k": 3, "num_images": 2}
+    asked["batch_size"] = 1
+    want, handed = pipeline.generate("red heart", **asked).tokens, list[int]()
     plant(pipeline, lambda call, logits: logits.fill_(INF) if handed == [0] else None)
     with pytest.raises(NotFiniteError, match="image 1 "):
         pipeline.generate(
-            "red heart", strategy="lantern++", seed=3, k=3, num_images=2, batch_size=1,
-            on_images=lambda first, images: handed.append(first),
-        )  # fmt: skip
+            "red heart", **asked, on_images=lambda first, images: handed.append(first)
+        )
     assert handed == [0]
     handed.clear()
-    again = pipeline.generate(
-        "red heart", strategy="lantern++", seed=3, k=3, num_images=2, batch_size=1
-    ).tokens
-    assert torch.equal(again, want)
+    assert torch.equal(pipeline.generate("red heart", **asked).tokens, want)
 
 
 def test_a_damaged_drafter_costs_steps_and_no_token_is_drawn_from_it(own: Pipeline) -> None:

@@ -402,17 +402,6 @@ def test_an_answer_may_take_longer_than_a_request(tiny_model, monkeypatch, strea
                 assert answer.status_code == 200 and "error" not in answer.text
 
 
-def test_a_client_that_waits_to_be_asked_is_answered(served):
-    """Expect: 100-continue, as curl sends it with long bodies."""
-    body = json.dumps(BODY).encode()
-    head = HEAD.replace(b"99", b"%d" % len(body)) + KEY + b"expect: 100-continue\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", served.port), 20) as client:
-        client.sendall(head)
-        assert client.recv(1024).startswith(b"HTTP/1.1 100")
-        client.sendall(body)
-        assert client.recv(1024).startswith(b"HTTP/1.1 200")
-
-
 def test_a_client_that_leaves_its_request_half_sent_fails_nothing(served, caplog):
     before = ended(served, "cancelled"), ended(served, "failed")
     with caplog.at_level(logging.INFO):

@@ -58,17 +58,17 @@ def test_windows_that_nobody_chose_are_shorter_in_batches(classes):
         return pipe.request(3, **settings).strategy.drafts.length
 
     with lantern_accel.load(classes, device="cpu", dtype="float32") as pipe:
-        assert length(strategy="scd") == 8
-        assert length(strategy="scd", num_images=4, batch_size=4) == 4
+        four = {"num_images": 4, "batch_size": 4}
+        assert length(strategy="scd") == 8 == length(strategy="scd", num_images=4, batch_size=1)
+        assert length(strategy="scd", **four) == 4
         assert length(strategy="scd", num_images=2, batch_size=2) == 4
-        assert length(strategy="scd", num_images=4, batch_size=1) == 8
-        assert length(strategy="scd", num_images=4, batch_size=4, window=16) == 16
-        assert length(strategy="scd", num_images=4, batch_size=4, drafts="window:16") == 16
-        assert length(strategy=pipe.strategy("scd"), num_images=4, batch_size=4) == 16
-        four = 4, pipe.sampling()
-        assert pipe.strategy("scd", tuned_for=four).drafts.length == 4
-        assert pipe.strategy("scd", tuned_for=four, window=16).drafts.length == 16
-        assert pipe.strategy(pipe.strategy("scd"), tuned_for=four).drafts.length == 16
+        for chosen in ({"window": 16}, {"drafts": "window:16"}):
+            assert length(strategy="scd", **four, **chosen) == 16
+        assert length(strategy=pipe.strategy("scd"), **four) == 16
+        batch = 4, pipe.sampling()
+        assert pipe.strategy("scd", tuned_for=batch).drafts.length == 4
+        assert pipe.strategy("scd", tuned_for=batch, window=16).drafts.length == 16
+        assert pipe.strategy(pipe.strategy("scd"), tuned_for=batch).drafts.length == 16
         four = pipe.generate([1, 2, 3, 4], strategy="scd", temperature=0, batch_size=4)
         assert torch.equal(
             four.tokens, pipe.generate([1, 2, 3, 4], strategy="vanilla", temperature=0).tokens

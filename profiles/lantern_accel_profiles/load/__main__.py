@@ -24,8 +24,7 @@ from lantern_accel.files import write_json
 from lantern_accel.generation.built_in_prompts import REPORTING
 from lantern_accel.prompts import read_prompts
 from lantern_accel_profiles.load import service
-from lantern_accel_profiles.load.levels import COMMAND, seek
-from lantern_accel_profiles.load.mixture import Mixture, figure_words
+from lantern_accel_profiles.load.levels import COMMAND, keep_up, seek
 from lantern_accel_profiles.load.options import Options
 from lantern_accel_profiles.measure.environment import wait_for_quiet
 
@@ -38,9 +37,9 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 def load(given: Options) -> None:
     """Measure a service of OpenAI's images API under load.
 
-    The figures include the time to the first partial image, goodput under a deadline, and joules per
-    image with the meter's name (null without a meter). Some clients can disconnect early, send invalid
-    requests, or never read the answer. The output file has all samples.
+    --concurrency clients ask again as soon as they are answered, until --requests have ended. The figures
+    include the time to the first partial image, goodput under a deadline, and joules per image with the
+    meter's name (null without a meter). The output file has all samples.
 
     --latency searches by bisection for the largest number of requests at once whose p95 is within these
     seconds. Its output is a run for `lantern-accel compare`. The same command continues an interrupted
@@ -64,18 +63,16 @@ def load(given: Options) -> None:
             httpx.get(given.url)
             if given.latency is not None:
                 return asyncio.run(seek(given, prompts, started, say))
-            found = asyncio.run(Mixture(given, prompts).run())
+            found = asyncio.run(keep_up(given, prompts, say))
         except (httpx.HTTPError, httpx.InvalidURL):
             way = "start `lantern-accel serve`, or name the address with --url"
             raise RequestError(f"no service answers at {given.url!r}; {way}") from None
         except KeyboardInterrupt:
             note("interrupted; the same command continues a search with the levels of its file")
             raise typer.Exit(130) from None
-    for line in figure_words(found):
-        say(line)
     if given.output is not None:
         write_json(given.output, found)
-    if any(name.endswith((": failed", ": wrong", ": busy")) for name in found["outcomes"]):
+    if found["outcomes"] != {"ok": given.requests}:
         raise typer.Exit(1)
 
 
@@ -83,7 +80,7 @@ tidy(app)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the load, or the search; 1 where an answer of a load was wrong or failed."""
+    """Run the load, or the search; 1 where a request of a load got no image."""
     return run(app, argv, COMMAND)
 
 

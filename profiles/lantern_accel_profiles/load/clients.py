@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
 import json
 import time
-from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,20 +13,15 @@ import httpx
 from lantern_accel_profiles.load.options import Options
 
 PATH = "/v1/images/generations"
-#: A size that no model generates, and no client asks for otherwise.
-IMPOSSIBLE = "13x17"
 
 
 @dataclass
 class Reply:
     """What one client saw. Times are seconds since the load began; None where it never came to that.
 
-    ``kind``: drawn, leaves, impossible or deaf. ``outcome``: ok, refused (4xx as it should be), left,
-    busy (429 to the end), failed, or wrong (an answer that it should not have got).
+    ``outcome``: ok, busy (429 to the end) or failed.
     """
 
-    number: int
-    kind: str
     prompt: str
     seed: int
     began: float = 0.0
@@ -37,7 +29,6 @@ class Reply:
     ended: float | None = None
     status: int | None = None
     outcome: str = "failed"
-    digest: str | None = None
     error: str | None = None
     retries: int = 0
     statistics: dict[str, Any] = field(default_factory=dict)
@@ -72,15 +63,13 @@ class Clients:
         body |= {name: value for name, value in given.items() if value is not None}
         if o.partials:
             body |= {"stream": True, "partial_images": o.partials}
-        if sample.kind == "impossible":
-            body["size"] = IMPOSSIBLE
         return body
 
-    async def record_times(self, sample: Reply, work: Awaitable[None] | None = None) -> None:
-        """Let one client do its work, by default :meth:`ask`, and note its times and what failed."""
+    async def record_times(self, sample: Reply) -> None:
+        """Let one client :meth:`ask`, and note its times and what failed."""
         sample.began = self.now()
         try:
-            await (self.ask(sample) if work is None else work)
+            await self.ask(sample)
         except (httpx.HTTPError, OSError, ValueError, KeyError) as error:
             sample.error = f"{type(error).__name__}: {error}"[:300]
         sample.ended = self.now()
@@ -95,15 +84,12 @@ class Clients:
                     break
                 if answer.status_code != 429 or sample.retries >= self.options.retries:
                     sample.error = str(json.loads(await answer.aread())["error"]["message"])
-                    right = sample.kind == "impossible" and answer.status_code == 400
-                    busy = "busy" if answer.status_code == 429 else "failed"
-                    sample.outcome = "refused" if right else busy
+                    sample.outcome = "busy" if answer.status_code == 429 else "failed"
                     return
             sample.retries += 1
             await asyncio.sleep(float(answer.headers.get("Retry-After", 1)))
         image = (found["data"][0] if "data" in found else found)["b64_json"]
-        sample.digest = hashlib.sha256(base64.b64decode(image)).hexdigest()
-        sample.outcome = "wrong" if sample.kind == "impossible" else "ok"
+        sample.outcome = "ok" if image else "failed"
         sample.statistics = found.get("statistics", {})
         self.strategy = found.get("strategy", "unknown")
         self.relaxed = found.get("relaxed", False)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 from lantern_accel.errors import RequestError
 from lantern_accel_profiles import store
@@ -69,7 +72,7 @@ class Levels:
     def next(self) -> Reply:
         """Return the next request; the seed changes when all prompts were asked for."""
         at, many = next(self.numbers), len(self.prompts)
-        return Reply(at, "drawn", self.prompts[at % many], at // many)
+        return Reply(self.prompts[at % many], at // many)
 
     async def warm_up(self) -> None:
         """Generate every prompt once, and leave out those that the model does not take."""
@@ -178,6 +181,40 @@ def _load_sample(sample: Reply, counted: bool) -> LoadSample:
     )
 
 
+def quantiles(values: Sequence[float]) -> dict[str, float] | None:
+    """Return p50, p95, p99 and the largest of rising values, each one that was seen; None of none."""
+    if not values:
+        return None
+    found = {f"p{p}": values[math.ceil(p * len(values) / 100) - 1] for p in (50, 95, 99)}
+    return {**found, "max": values[-1]}
+
+
+async def keep_up(
+    options: Options, prompts: Sequence[str], say: Callable[[str], None]
+) -> dict[str, object]:
+    """Keep ``--concurrency`` requests under way until ``--requests`` have ended; return the figures."""
+    clients = Clients(options)
+    async with clients.http:
+        meter = await clients.energy()
+        cell = await Levels(clients, prompts, None).level(options.concurrency, options.requests)
+    say(level_words(cell, options.deadline))
+    counted, joules = [one for one in cell.samples if one.counted], cell.joules_per_image
+    return {
+        "schema_version": 2,
+        "options": {k: str(v) for k, v in asdict(options).items() if k != "key"},
+        "seconds": cell.ended - cell.began,
+        "outcomes": dict(Counter(one.outcome for one in counted)),
+        "latency_s": quantiles([one for one in cell.latencies if math.isfinite(one)]),
+        "first_partial_s": quantiles(cell.first_partials),
+        "images_per_s": cell.rate(),
+        "goodput_per_s": cell.rate(options.deadline),
+        "deadline_s": options.deadline,
+        "joules_per_image": joules if is_measured(joules) else None,
+        "meter": None if meter is None else meter[0],
+        "samples": [one.model_dump(mode="json") for one in cell.samples],
+    }
+
+
 async def seek(
     options: Options, prompts: Sequence[str], started: float, say: Callable[[str], None]
 ) -> None:
@@ -226,7 +263,7 @@ async def _search(levels: Levels, fresh: Run, started: float, say: Callable[[str
             mine.append(cell := await levels.level(at_once, o.requests))
             run.loads.append(cell)
             keep()
-            say(level_words(cell, o.latency))
+            say(level_words(cell, o.latency) + ("" if holds(cell, o.latency) else ": too slow"))
         last = Run.model_validate((await levels.clients.http.get("/run")).json())
         run.environment.conditions_after = last.environment.conditions_before
         run.state = "complete"
@@ -251,7 +288,7 @@ def level_words(cell: LoadCell, latency: float) -> str:
     text += f"{cell.rate():.2f} images/s, {cell.rate(latency):.2f} of them within {latency:g} s"
     if is_measured(joules := cell.joules_per_image):
         text += f", {joules:.1f} J per image"
-    return text + ("" if holds(cell, latency) else ": too slow")
+    return text
 
 
 def found_words(cells: Sequence[LoadCell], latency: float, most: int) -> str:

@@ -25,21 +25,17 @@ class Options:
     requests: int = option("Number of requests; in a search, per level.", min=1, default=200)
     concurrency: int = option("Requests at once; in a search, the most.", min=1, default=32)
     partials: int = option("Partial images per request. 0: no stream.", min=0, max=3, default=3)
-    cancel: float = option("Share of requests that disconnect early.", min=0, max=1, default=0.0)
-    impossible: int = option("Additional requests that no model can serve.", min=0, default=0)
-    deaf: int = option("Additional clients that never read the answer.", min=0, default=0)
     deadline: float = option("Deadline of goodput in seconds.", min=0, default=10.0)
     strategy: str | None = option("Strategy. Default: the service's choice.")
     size: str | None = option("Width and height in pixels. Default: the model's.", metavar="WxH")
     model: str | None = option("Name of the model. Default: the service's.")
     key: str | None = option("API key.")
     prompts: Path | None = option("File of prompts, as `generate --prompts` takes it.")
-    seeds: int = option("Number of seeds per prompt.", min=1, default=4)
     retries: int = option("Retries when the service is busy.", min=0, default=30)
     timeout: float = option("Time limit of a request in seconds.", min=0, default=600.0)
-    seed: int = option("Random seed of early disconnects.", min=0, default=0)
-    check: bool = option("Generate every image again alone, and compare.", default=False)
-    pid: int | None = option("Process id of the service, to record its memory (Linux).")
+    pid: int | None = option(
+        "Process id of the service: its own load is not that of others (Linux)."
+    )
     output: Path | None = option("JSON file of figures and samples.", "--output", "-o")
 
     def refuse(self) -> None:

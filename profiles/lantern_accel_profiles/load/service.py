@@ -74,12 +74,3 @@ def seconds_of(pid: int) -> float:
         return sum(int(field) for field in fields[11:13]) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError):
         return 0.0
-
-
-def resident(pid: int) -> int | None:
-    """Return the bytes of memory that a process holds; None where it is gone, or there is no /proc."""
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except OSError:
-        return None
-    return pages * os.sysconf("SC_PAGE_SIZE")

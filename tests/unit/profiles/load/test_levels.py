@@ -18,7 +18,7 @@ from lantern_accel_profiles.measure.record import LoadCell, Run
 pytest.importorskip("httpx")
 from lantern_accel_profiles.load.levels import largest, next_load
 from lantern_accel_profiles.load.options import LEAST
-from lantern_accel_profiles.load.service import resident, seconds_of
+from lantern_accel_profiles.load.service import seconds_of
 
 
 def level(clients: int, seconds: list[float], **changes: object) -> LoadCell:
@@ -77,9 +77,8 @@ def test_a_process_that_is_ours_too_is_not_the_others() -> None:
         while seconds_of(work.pid) <= before and time.monotonic() < until:
             time.sleep(0.01)
         assert seconds_of(work.pid) > before
-        assert (resident(work.pid) or 0) > 1 << 20
         work.kill()
-    assert seconds_of(work.pid) == 0.0 and resident(work.pid) is None
+    assert seconds_of(work.pid) == 0.0
 
 
 def test_a_level_whose_clocks_contradict_each_other_is_refused_by_name(tmp_path: Path) -> None:

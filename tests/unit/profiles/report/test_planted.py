@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from support.runs import invented_load, invented_run
 
+from lantern_accel_profiles.commands.profiles import faults
 from lantern_accel_profiles.measure.reading import check_comparable
 from lantern_accel_profiles.measure.record import Run
 from lantern_accel_profiles.report.advice import headline, points_table
 from lantern_accel_profiles.report.comparison import compare
-from lantern_accel_profiles.report.filing import examine
 from lantern_accel_profiles.report.points import Terms
 from lantern_accel_profiles.report.render import to_markdown
 from lantern_accel_profiles.report.rows import clock_jumps
@@ -37,7 +37,7 @@ def test_a_clock_that_jumps_leaves_the_cell_unjudged(change: dict[str, float]) -
     said = "a clock jumped in 1 of 8 samples of eagle"
     assert {p.strategy: said in p.doubt for p in found.points} == {"vanilla": False, "eagle": True}
     assert found.offers[0].point is not None and found.offers[0].point.strategy == "vanilla"
-    assert any(said in fault for fault in examine(run, []).faults)
+    assert any(said in fault for fault in faults(run))
 
 
 # --- services under load ------------------------------------------------------------------------

@@ -18,9 +18,8 @@ from lantern_accel.device.datasheets import profiles_dir
 from lantern_accel.generation.result import QuantizationLoss
 from lantern_accel.strategy.values import Sampling
 from lantern_accel_profiles.measure.reading import read_run
-from lantern_accel_profiles.measure.record import Run, RunSession
+from lantern_accel_profiles.measure.record import Run
 from lantern_accel_profiles.report.comparison import compare
-from lantern_accel_profiles.report.filing import publication_faults
 from lantern_accel_profiles.report.names import readable_names, short_device
 from lantern_accel_profiles.report.record import Comparison
 from lantern_accel_profiles.report.rows import SAME_ALGORITHM
@@ -295,37 +294,3 @@ def test_a_report_keeps_the_name_that_the_file_has() -> None:
     ]
     assert {row.run for row in found.models[0].rows} == {"Intel Xeon @ 2.50GHz"}
     assert Comparison.model_validate_json(found.model_dump_json()) == found
-
-
-# --- publication --------------------------------------------------------------------------------
-
-
-def metered() -> Run:
-    run = invented_run()
-    run.sessions = [
-        RunSession(started="2026-01-01T00:00:00+00:00", load_seconds=1, ended="2026-01-01T01:00:00")
-    ]
-    change_samples(run.cells, energy_mj=9e3)
-    return run
-
-
-def test_what_keeps_a_run_from_publication_is_named() -> None:
-    run = metered()
-    assert publication_faults(run) == []
-    unmetered = publication_faults(invented_run())
-    assert ["time" in unmetered[0], "meter" in unmetered[1]] == [True, True]
-    dirty = run.environment.model_copy(update={"dirty": True})
-    unknown = run.environment.model_copy(update={"commit": "not measured: no git"})
-    for changes, fragment in (
-        ({"state": "interrupted"}, "interrupted"),
-        ({"sessions": []}, "time of measurement"),
-        ({"environment": dirty}, "uncommitted"),
-        ({"environment": unknown}, "commit is unknown"),
-    ):
-        (fault,) = publication_faults(run.model_copy(update=changes))
-        assert fragment in fault
-    change_samples(run.cells, others_cpu=0.4)
-    assert "40 %" in publication_faults(run)[0]
-    for cell in (run := metered()).cells:
-        cell.samples = cell.samples[:3]
-    assert publication_faults(run)[0].startswith("3 raw samples")

@@ -38,7 +38,6 @@ def test_the_table_has_a_ratio_to_vanilla(command, tiny_model, tmp_path):
     vanilla, eagle = plain_rows(run)
     assert vanilla["step_compression"] == 1
     assert 0 < vanilla["seconds_per_image"] < 60
-    assert eagle["conversion"] == eagle["speedup"] / eagle["step_compression"]
     assert all(row["phase_ms"]["verify"] > 0 for row in (vanilla, eagle))
     assert run.environment.torch
     assert str(tmp_path) not in out.read_text()

@@ -6,9 +6,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from lantern_accel.strategy.values import AUTO
-from lantern_accel_profiles.measure.record import Interval, is_measured
-from lantern_accel_profiles.report.offers import IN_TIME, NO_METER, Offer, ranked_by_cost
-from lantern_accel_profiles.report.points import Cost, Point, Terms
+from lantern_accel_profiles.measure.record import Interval, Reading, is_measured
+from lantern_accel_profiles.report.offers import (
+    IN_TIME,
+    NO_METER,
+    SAME_SETUP,
+    Offer,
+    ranked_by_cost,
+)
+from lantern_accel_profiles.report.points import JOULES_PER_KWH, Cost, Point, Terms
 from lantern_accel_profiles.report.record import ModelSection
 from lantern_accel_profiles.report.writing import (
     as_sentence_list,
@@ -45,7 +51,7 @@ def headline(section: ModelSection, terms: Terms) -> str:
     if not spoken:
         return f"No device is recommended. {words or 'Nothing was measured yet'}."
     first = spoken[0]
-    others = [one for one in spoken if one.run not in (first.run, *first.runs)]
+    others = [one for one in spoken[1:] if reason(one.verdict) != SAME_SETUP]
     if not others:
         only = f"{bound}{first.run} makes {_makes(first, terms)}."
         return f"{only} {words}." if words else only
@@ -57,8 +63,8 @@ def headline(section: ModelSection, terms: Terms) -> str:
         none = f"{bound}no difference was shown between {first.run} and {second.run}"
         return f"{upper(none)} ({times(second.behind or '')}): {both}."
     choice = upper(f"{bound}choose {first.run}")
-    doubts = [one.because for one in (first, second) if one.confidence == "low"]
-    sure = f" Confidence is low: {', '.join(doubts[0])}." if doubts else ""
+    quick = [one for one in (first, second) if one.measured.startswith("quick run")]
+    sure = f" {quick[0].run} was measured by a {quick[0].measured}." if quick else ""
     ratio = times(second.behind or "").partition("x")[0]
     if first.cost is not None and ranked_by_cost(section.offers):
         return (
@@ -112,14 +118,12 @@ def offers_table(section: ModelSection, terms: Terms) -> ReportTable:
     """Return the table of offers, with a column for each figure that any device has."""
     given = [one for one in section.offers if one.point is not None]
     points = [one.point for one in given if one.point is not None]
-    metered = any(is_measured(point.images_per_kwh) for point in points)
-    powered = any(is_measured(one.per_kw) for one in given)
+    metered = any(is_measured(point.joules_per_image) for point in points)
     head = ["Device", "Strategy", "Images/s", "Seconds per request"]
     head += ["Cost of 1,000 images" if terms.amounts else "Device time of 1,000 images"]
     head += ["Images per kWh"] if metered else []
-    head += ["Images/s per kW"] if powered else []
     head += ["Slower than #1 by"] if len(given) > 1 else []
-    head += ["Confidence", "Not measured"]
+    head += ["Measured", "Not measured"]
     rows = []
     for one in section.offers:
         point = one.point
@@ -136,11 +140,9 @@ def offers_table(section: ModelSection, terms: Terms) -> ReportTable:
             _seconds_words(point) + kept,
             _cost_words(one, terms),
         ]
-        row += [_or_reason(point.images_per_kwh)] if metered else []
-        row += [_or_reason(one.per_kw)] if powered else []
+        row += [_images_per_kwh(point.joules_per_image)] if metered else []
         row += [_behind_words(one)] if len(given) > 1 else []
-        row += [f"{one.confidence}: {', '.join(one.because)}"]
-        rows.append([*row, "; ".join(one.missing) or "nothing"])
+        rows.append([*row, one.measured, "; ".join(one.missing) or "nothing"])
     return ReportTable(head, rows)
 
 
@@ -180,8 +182,8 @@ def _behind_words(offer: Offer) -> str:
     return f"{times(offer.behind)}{said}"
 
 
-def _or_reason(value: float | str) -> str:
-    return number(value) if is_measured(value) else reason(value)
+def _images_per_kwh(joules: Reading) -> str:
+    return number(JOULES_PER_KWH / joules) if is_measured(joules) and joules else reason(joules)
 
 
 def points_table(points: Sequence[Point], many_temperatures: bool) -> ReportTable:

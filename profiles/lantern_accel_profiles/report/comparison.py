@@ -30,11 +30,10 @@ def compare(
     Amounts of ``terms`` are by a run's recorded name. Names that nobody chose become readable.
     """
     profiles = all_profiles() if profiles is None else profiles
-    recorded, setups = [run.name for run in runs], [setup_of(run) for run in runs]
+    recorded, found = [run.name for run in runs], [setup_of(run) for run in runs]
     runs = [same_rounds(run) for run in readable_names(runs)]
     named = {old: run.name for old, run in zip(recorded, runs, strict=True)}
-    setup = {run.name: one for one, run in zip(setups, runs, strict=True)}
-    repeats = {name: [n for n in setup if setup[n] == one] for name, one in setup.items()}
+    setups = {run.name: one for one, run in zip(found, runs, strict=True)}
     terms = Terms() if terms is None else terms
     terms = terms.model_copy(
         update={
@@ -44,8 +43,7 @@ def compare(
     )
     models = list(dict.fromkeys(run.settings.model for run in runs))
     sections = [
-        _section([r for r in runs if r.settings.model == model], repeats, terms, profiles)
-        for model in models
+        _section([r for r in runs if r.settings.model == model], setups, terms) for model in models
     ]
     checks = [*conformance, *(r.conformance for r in runs if not isinstance(r.conformance, str))]
     return Comparison(
@@ -68,15 +66,12 @@ def compare(
 
 
 def _section(
-    runs: Sequence[Run],
-    repeats: Mapping[str, Sequence[str]],
-    terms: Terms,
-    profiles: Sequence[DeviceProfile],
+    runs: Sequence[Run], setups: Mapping[str, tuple[object, ...]], terms: Terms
 ) -> ModelSection:
     settings = runs[0].settings
     rows = [row_of(run, cell) for run in runs for cell in run.cells if cell.samples]
     points, seconds = points_of(runs, rows, terms)
-    offered = offers(runs, repeats, points, seconds, terms, profiles)
+    offered = offers(runs, setups, points, seconds, terms)
     # Every section has the devices in the order of the offers.
     names = [[one.run for one in offered], [one.run for one in points], [one.run for one in rows]]
     order = list(dict.fromkeys(itertools.chain(*names)))

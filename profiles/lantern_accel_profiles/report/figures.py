@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,6 @@ from lantern_accel_profiles.report.record import Comparison, ModelSection
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 #: Words that stand next to points of the curve at most.
 MOST_NAMES = 12
@@ -28,11 +26,6 @@ MOST_NAMES = 12
 WIDE = 20
 INSTALL = "pip install 'lantern-accel[report]'"
 WIDTH, HEIGHT = 4.7, 3.1
-TITLE = "Images per second over seconds per request"
-CAPTION = (
-    "Up and left is better. A line joins the batch sizes of a strategy. Hollow: not exact. Faded: "
-    "dominated by another point of the device. Crosses: no verdict."
-)
 #: What the page calls every colour, with its light and its dark value.
 PALETTE: dict[str, tuple[str, str]] = {
     **style.GROUND,
@@ -41,16 +34,6 @@ PALETTE: dict[str, tuple[str, str]] = {
 }
 #: The colours that stand for them while matplotlib draws.
 _SENTINEL = {name: f"#{0x0A0B00 + i:06x}" for i, name in enumerate(PALETTE)}
-
-
-@dataclass(frozen=True)
-class Plot:
-    """One plot: inline SVG, title and caption."""
-
-    svg: str
-    title: str
-    caption: str
-    wide: bool = False
 
 
 #: Of each run in a plot, and the same as text; with :func:`series_role`, 56 runs look different.
@@ -92,13 +75,6 @@ def load_pyplot() -> ModuleType:
     return plt
 
 
-def _svg(figure: Figure) -> str:
-    """Return a figure as inline SVG."""
-    stream = io.BytesIO()
-    figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
-    return _apply_theme(stream.getvalue().decode())
-
-
 def _apply_theme(svg: str) -> str:
     """Return the SVG element alone, sized by the page, colours and type by CSS variables."""
     svg = svg[svg.index("<svg") :]
@@ -119,8 +95,8 @@ def note(axes: Axes, text: str, point: tuple[float, float], away: tuple[int, int
     )
 
 
-def figures(comparison: Comparison) -> dict[str, list[Plot]]:
-    """Plot each model's curve for screens and for phones; a plot without data is left out."""
+def figures(comparison: Comparison) -> dict[str, list[str]]:
+    """Plot each model's curve as SVG for screens and for phones; nothing without data."""
     bound = comparison.terms.latency_s
     return {
         section.model: [_plot_curve(section, bound, wide) for wide in (True, False)]
@@ -130,7 +106,7 @@ def figures(comparison: Comparison) -> dict[str, list[Plot]]:
     }
 
 
-def _plot_curve(section: ModelSection, bound: float | None, wide: bool) -> Plot:
+def _plot_curve(section: ModelSection, bound: float | None, wide: bool) -> str:
     """Plot images per second over seconds; a line joins the batch sizes of a device and strategy."""
     plt = load_pyplot()
     salt = {"svg.fonttype": "none", "svg.hashsalt": f"curve {wide}", "axes.grid": True}
@@ -141,7 +117,9 @@ def _plot_curve(section: ModelSection, bound: float | None, wide: bool) -> Plot:
             figure.patch.set_alpha(0)
             axes.patch.set_alpha(0)
             _fill_curve(axes, section, bound, MOST_NAMES if wide else MOST_NAMES // 3)
-            return Plot(_svg(figure), TITLE, CAPTION, wide)
+            stream = io.BytesIO()
+            figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
+            return _apply_theme(stream.getvalue().decode())
         finally:
             plt.close(figure)
 

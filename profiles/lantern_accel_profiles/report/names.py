@@ -124,8 +124,6 @@ PROPERTIES: dict[str, tuple[Callable[[Run], str], str]] = {
 }
 #: Those that make runs of one model other work.
 OTHER_WORK = ("dtype", "weights")
-#: Those that may change figures of one device, so that a comparison across them is less sure.
-CONDITIONS = ("dtype", "weights", "torch", "commit")
 
 
 def setup_of(run: Run) -> tuple[object, ...]:

@@ -145,7 +145,6 @@ class Point(Record):
     in_time: float = Field(description="share of the requests within the bound; 1 without one")
     requests: int
     joules_per_image: Reading
-    images_per_kwh: Reading
     first_partial_s: Reading = not_measured("asked of services")
     doubt: str = Field("", description="why its times are not believed; empty: they are")
     unsettled: str = Field("", description="why it gets no verdict; empty: it gets one")
@@ -206,7 +205,6 @@ def _point(row: Row, cell: Cell, terms: Terms) -> Point | None:
         seconds_per_image=each,
         in_time=float(np.mean([total <= (terms.latency_s or math.inf) for total in totals])),
         requests=len(totals),
-        images_per_kwh=per_kwh(row.joules_per_image),
         doubt=describe_disturbance(cell),
         unsettled=why_unjudged(cell),
     )
@@ -252,17 +250,11 @@ def _load_point(run: Run, cell: LoadCell, terms: Terms) -> tuple[Point, list[flo
         in_time=sum(one <= bound for one in came) / len(cell.latencies),
         requests=len(cell.latencies),
         joules_per_image=cell.joules_per_image,
-        images_per_kwh=per_kwh(cell.joules_per_image),
         first_partial_s=float(np.median(first)) if first else not_measured("no partial image came"),
         doubt=doubt,
         unsettled=doubt,
     )
     return point, seconds
-
-
-def per_kwh(joules: Reading) -> Reading:
-    """Return images per kilowatt-hour; the reason where no meter was read."""
-    return JOULES_PER_KWH / joules if is_measured(joules) and joules else joules
 
 
 def _on_front(point: Point, points: Sequence[Point]) -> bool:

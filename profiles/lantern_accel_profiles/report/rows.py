@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from pydantic import Field, model_validator
 
@@ -39,13 +39,12 @@ PERCENTILES = (50, 95, 99)
 #: Seconds by which two clocks may differ on one sample, next to half of it: more is a jump.
 JUMP = 0.25
 #: What a row has as its cell does.
-AS_MEASURED = (*("batch", "temperature", "settled", "cold_seconds", "captured", "capture_kind"),)
+AS_MEASURED = ("batch", "temperature", "settled", "cold_seconds", "capture_kind")
 
 
 class Row(Record):
     """One measured cell as the tables show it."""
 
-    measured: Literal[True] = True
     run: str
     device: str
     backend: str
@@ -76,7 +75,6 @@ class Row(Record):
         None, description="total variation per token that quantized weights add; None: full weights"
     )
     cold_seconds: Reading
-    captured: bool
     capture_kind: str = Field("", description="how a step runs again; empty: an older run")
     peak_bytes: Reading
     joules_per_image: Reading

@@ -30,11 +30,13 @@ def plain_rows(run: Run) -> list[dict[str, Any]]:
 
 
 def _plain_row(run: Run, cell: Cell) -> dict[str, object]:
-    over, verdict = _decoding_over(cell, base_of(run, cell))
+    over: Interval | None = None
+    verdict: str | None = None
+    if (base := base_of(run, cell)) is not None:
+        over = intervals.speed_ratio(cell.rates, base.rates)
+        verdict = intervals.verdict(over, unsettled=why_unjudged(cell, base))
     twin = twin_of(run, cell) if cell.relaxed else None
-    exact, over_exact = _decoding_over(cell, twin)
     tokens = sum(s.tokens for s in cell.samples)
-    by_prompt = [(s.tokens - s.images) / s.steps for s in cell.samples]
     moved = sum(s.total_variation_per_token * s.tokens for s in cell.samples)
     return {
         "strategy": cell.strategy.name,
@@ -44,31 +46,14 @@ def _plain_row(run: Run, cell: Cell) -> dict[str, object]:
         "spread": relative_spread(cell.rates),
         "seconds_per_image": statistics.median(seconds_of(cell)[0]),
         "speedup": over and over.value,
-        "speedup_interval": _ends(over),
+        "speedup_interval": [over.low, over.high] if over is not None and over.n > 1 else None,
         "verdict": verdict,
         "step_compression": cell.step_compression,
-        "step_compression_over_prompts": [min(by_prompt), max(by_prompt)],
-        "conversion": over and over.value / cell.step_compression,
         "exact_step_compression": twin and twin.step_compression,
-        "over_exact": exact and exact.value,
-        "over_exact_interval": _ends(exact),
-        "over_exact_verdict": over_exact,
         "total_variation_per_token": moved / tokens,
         "samples": len(cell.samples),
         "phase_ms": {} if isinstance(cell.step_ms, str) else cell.step_ms,
     }
-
-
-def _decoding_over(cell: Cell, base: Cell | None) -> tuple[Interval | None, str | None]:
-    """Return how many times as fast as another cell this one decodes, and the verdict."""
-    if base is None:
-        return None, None
-    found = intervals.speed_ratio(cell.rates, base.rates)
-    return found, intervals.verdict(found, unsettled=why_unjudged(cell, base))
-
-
-def _ends(found: Interval | None) -> list[float] | None:
-    return [found.low, found.high] if found is not None and found.n > 1 else None
 
 
 def table(run: Run) -> str:

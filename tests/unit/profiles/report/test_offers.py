@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from support.runs import change_samples, invented_cell, invented_run, strategies
 
-from lantern_accel.device.datasheets import DeviceProfile, Figure
 from lantern_accel.errors import RequestError
 from lantern_accel_profiles.commands.compare import NARROW, read_amount, read_amounts, read_terms
 from lantern_accel_profiles.measure.record import Run
@@ -132,7 +131,7 @@ def test_the_fastest_device_is_named_with_its_lead_over_the_next() -> None:
     slow, fast = timed("slow", [1.0] * 8), timed("fast", [0.5] * 8, batch=2)
     words = said(slow, fast, latency_s=2.0)
     assert words.startswith("Within 2 s") and "choose fast: 4.00 images/s, 4.00x" in words
-    assert "Confidence is low: quick run" in words
+    assert "fast was measured by a quick run, 8 requests." in words
     assert "slow makes 1.00" in said(slow) and "2 s" not in said(slow)
 
 
@@ -186,12 +185,13 @@ def test_a_rent_becomes_the_cost_of_a_thousand_images() -> None:
 
 def test_a_purchase_is_spread_over_its_years_and_power_comes_from_joules() -> None:
     run = timed("gpu", [0.5] * 8, energy=36_000.0)
-    bought = offered(run, buy={"gpu": 8760 * 3.6}, years=1, power=0.5, overhead=2.0)
-    assert bought.cost is not None and bought.point is not None
+    terms = {"buy": {"gpu": 8760 * 3.6}, "years": 1, "power": 0.5, "overhead": 2.0}
+    bought = offered(run, **terms)
+    assert bought.cost is not None
     # 1,000 images: 0.5 of purchase, and 0.01 kWh, doubled by the site, of 0.5 each.
     assert bought.cost.of_1000.value == pytest.approx(0.5 + 0.01 * 2 * 0.5)
     assert (bought.cost.covers, bought.cost.without) == ("purchase and power", "")
-    assert bought.point.images_per_kwh == pytest.approx(100_000.0)
+    assert column(table_of(run, **terms), "Images per kWh") == ["100,000"]
 
 
 def test_without_a_meter_power_is_left_out_by_name() -> None:
@@ -234,22 +234,6 @@ def test_a_narrow_terminal_keeps_columns_that_tables_have() -> None:
     heads |= {cell.strip() for line in text.splitlines() for cell in line.split("|")}
     assert set(NARROW) <= heads
     assert {"Device time of 1,000 images", "Slower than #1 by"} <= set(NARROW)
-
-
-def test_a_datasheet_s_power_gives_images_per_provisioned_kilowatt() -> None:
-    sheet = DeviceProfile(
-        name="beads",
-        backend="abacus",
-        vendor="A",
-        model="1",
-        reports_as=("Abacus*",),
-        peak_flops={"float32": Figure(value=1e12, kind="datasheet", source="a test")},
-        power_w=Figure(value=500, kind="datasheet", source="a test"),
-    )
-    terms = Terms(overhead=2.0)
-    found = compare([timed("a", [0.5] * 8)], profiles=[sheet], terms=terms).models[0]
-    assert found.offers[0].per_kw == pytest.approx(2.0)
-    assert "Images/s per kW" in offers_table(found, terms).head
 
 
 def test_the_report_states_the_terms_and_the_currency() -> None:

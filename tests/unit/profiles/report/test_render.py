@@ -269,9 +269,8 @@ def curve_of(*runs: Run, **terms: Any) -> str:
 
     found = compare(runs, profiles=[], terms=Terms(**terms))
     wide, narrow, *_ = figures(found)[found.models[0].model]
-    assert wide.title == narrow.title == "Images per second over seconds per request"
-    assert (wide.wide, narrow.wide) == (True, False)
-    return wide.svg
+    assert wide.count("</text>") >= narrow.count("</text>")
+    return wide
 
 
 def test_the_curve_names_its_front_and_draws_the_bound() -> None:

@@ -3,16 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
-from support.profiles import FEW
 
 import lantern_accel
 from lantern_accel.device.backend import Stopwatch
@@ -28,56 +20,6 @@ pytestmark = pytest.mark.usefixtures("small_ceilings")
 
 
 # --- interruptions ------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-def test_a_killed_run_is_completed(tiny_model, prompt_file, tmp_path):
-    """Kill the process itself, in the middle of its samples."""
-    out = tmp_path / "run.json"
-    root = Path(lantern_accel.__file__).parents[1]
-    paths = os.pathsep.join([str(root), str(root / "backends"), str(root / "profiles")])
-    environ = os.environ | {
-        "LANTERN_ACCEL_CACHE": str(tmp_path / "cache"),
-        "PYTHONPATH": os.pathsep.join([paths, os.environ.get("PYTHONPATH", "")]),
-    }
-    program = (
-        "import sys; from lantern_accel_profiles import store\n"
-        "from lantern_accel_profiles.measure import ceilings\n"
-        "ceilings.LARGEST_BUFFER = 2**20; ceilings.LARGEST_MATRIX = 512\n"
-        "ceilings.STOPWATCH_RATIO = (0.3, 3); store.WRITE_EVERY = 0.0\n"
-        "from lantern_accel.cli import main; sys.exit(main())"
-    )
-    words = [sys.executable, "-c", program, "profile", "--device", "cpu", "--model"]
-    words += [
-        str(tiny_model),
-        *FEW,
-        "--strategy",
-        "vanilla,lantern++",
-        "--prompts",
-        str(prompt_file),
-        "-o",
-        str(out),
-        "--resume",
-    ]
-    running = subprocess.Popen(words, env=environ, stderr=subprocess.PIPE)
-    until = time.monotonic() + 300
-    while time.monotonic() < until and running.poll() is None:
-        if out.is_file() and _samples(out) >= 2:
-            break
-        time.sleep(0.01)
-    running.send_signal(signal.SIGKILL)
-    said = running.communicate()[1].decode()
-    assert running.returncode == -signal.SIGKILL, said
-    assert read_run(out).state == "running"
-    before = {(c.key, i): s for c in read_run(out).cells for i, s in enumerate(c.samples)}
-    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    after = read_run(out)
-    assert after.state == "complete"
-    assert len(after.sessions) == 2
-    kept_samples = {(c.key, i): s for c in after.cells for i, s in enumerate(c.samples)}
-    assert all(kept_samples[key] == sample for key, sample in before.items())
-    assert len(after.quality) == 1
 
 
 @pytest.mark.long
@@ -117,10 +59,6 @@ def test_a_run_that_ends_after_any_of_its_writes_is_completed(
         "vanilla": 3,
         "lantern++": 3,
     }
-
-
-def _samples(out: Path) -> int:
-    return sum(len(cell["samples"]) for cell in json.loads(out.read_text())["cells"])
 
 
 @pytest.mark.long
@@ -329,19 +267,6 @@ def test_a_counter_of_the_device_is_watched_over_a_step(profiler, monkeypatch):
     (cell,) = one.measure().cells
     assert all(warm.rising == {"compilations": 1} for warm in cell.warmup)
     assert not cell.settled
-
-
-@pytest.mark.long
-def test_auto_is_measured_resumed_and_says_what_it_stood_for(profiler, tmp_path):
-    out = tmp_path / "run.json"
-    first = profiler(out, names=("vanilla",)).measure()
-    grown = profiler(out, names=("vanilla", "auto"), resume=True).measure()
-    cells = {cell.strategy.name: cell for cell in grown.cells}
-    assert cells["vanilla"].samples == first.cells[0].samples
-    assert len(cells["auto"].samples) == 3
-    assert cells["auto"].stands_for
-    assert not cells["vanilla"].stands_for
-    assert profiler(out, names=("vanilla", "auto"), resume=True).measure() == grown
 
 
 def test_auto_is_among_what_is_measured_unasked(tiny_model):

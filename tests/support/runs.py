@@ -11,6 +11,7 @@ from typing import Any
 from PIL import Image
 
 from lantern_accel.device.backend import DeviceFacts
+from lantern_accel.generation.result import QuantizationLoss
 from lantern_accel.records import digest
 from lantern_accel.strategy.values import (
     DynamicTree,
@@ -53,6 +54,14 @@ SHAPES = {
     "lantern++": (2.4, 1.6, 0.08),
 }
 TOKENS = 256
+#: What int8 weights cost, in a run of them.
+ROUNDED = QuantizationLoss(
+    weights="int8",
+    bits_per_weight=8,
+    by_image=(0.008, 0.012, 0.016),
+    tokens=16,
+    sampling=Sampling(),
+)
 
 
 def strategies(names: Sequence[str] = tuple(SHAPES)) -> list[Strategy]:

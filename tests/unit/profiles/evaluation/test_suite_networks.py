@@ -81,21 +81,6 @@ def test_figures_are_torch_fidelity_s_own_on_the_same_pictures(weights, tmp_path
     assert found == pytest.approx([theirs["precision"], theirs["recall"]], abs=1e-6)
 
 
-def test_fid_is_torchmetrics_own_on_the_same_pictures(weights, tmp_path) -> None:
-    metric = library("torchmetrics.image.fid").FrechetInceptionDistance(
-        2048, feature_extractor_weights_path=str(weights)
-    )
-    found = []
-    net = Inception(weights, CPU)
-    for name, real in (("fake", False), ("real", True)):
-        paths = pictures(tmp_path / name, 20, 3 + real)
-        stack = np.stack([np.asarray(Image.open(path)) for path in paths])
-        metric.update(torch.from_numpy(stack).permute(0, 3, 1, 2), real=real)
-        found.append(features_of(paths, net, PROTOCOLS["sjd"].preprocessing).features)
-    ours = FeatureSet(found[0], Reference.of_features(found[1])).distance()
-    assert ours == pytest.approx(float(metric.compute()), abs=1e-3)
-
-
 def test_a_file_that_is_not_inception_s_is_refused(tmp_path) -> None:
     library("torch_fidelity")
     torch.save({"a": torch.zeros(2)}, tmp_path / "w.pth")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.profiles import small_ceilings
 
-from lantern_accel.device.backend import Backend, Support
+from lantern_accel.device.backend import Support
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.strategy.values import Strategy
 from lantern_accel_profiles.measure import ceilings, work
@@ -61,14 +61,10 @@ def test_what_a_device_cannot_do_is_told(backend, monkeypatch):
     assert found.captured_launch_seconds == "not measured: it forgets everything"
 
 
-def test_a_copy_counts_what_is_read_and_what_is_written(monkeypatch):
+def test_a_copy_counts_what_is_read_and_what_is_written(backend, monkeypatch):
     monkeypatch.setattr(ceilings, "_best_seconds", lambda backend, run: 0.5)
 
-    class Any:
-        device = torch.device("cpu")
-
-    assert ceilings._copy(Any(), 4096) == 2 * 4096 / 0.5  # type: ignore[arg-type]
-    assert issubclass(Backend, object)
+    assert ceilings._copy(backend, 4096) == 2 * 4096 / 0.5
 
 
 def test_no_step_lies_above_a_ceiling() -> None:

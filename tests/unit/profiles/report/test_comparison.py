@@ -222,16 +222,6 @@ def test_a_conformance_file_of_the_device_fills_its_gap() -> None:
         assert any(gap.what == ["conformance"] for gap in gaps) == left
 
 
-def test_noise_on_the_host_is_told() -> None:
-    run = invented_run()
-    change_samples(run.cells, others_cpu=0.6)
-    found = compare([run], profiles=[])
-    (device,) = first_screen(found, found.models[0]).devices
-    verdicts = [str(row.verdict) for row in device.rows if row.strategy != "vanilla"]
-    assert all("the machine was busy" in text for text in (device.short, *verdicts))
-    assert all("60 %" in text for text in (device.short, *verdicts))
-
-
 def test_details_name_the_tree_and_the_rule() -> None:
     texts = {s.name: s.detail for s in strategies()}
     assert texts["vanilla"] == "one token per step"

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from support.runs import SHAPES, invented_run
+from support.runs import ROUNDED, SHAPES, invented_run
 
-from lantern_accel.generation.result import QuantizationLoss
-from lantern_accel.strategy.values import Sampling
 from lantern_accel_profiles.measure.record import Run
 from lantern_accel_profiles.report import render
 from lantern_accel_profiles.report.comparison import compare
 from lantern_accel_profiles.report.rows import Row, row_of
-
-PRICE = QuantizationLoss(
-    weights="int8",
-    bits_per_weight=8,
-    by_image=(0.008, 0.012, 0.016),
-    tokens=16,
-    sampling=Sampling(),
-)
+from lantern_accel_profiles.report.verdict import first_screen
 
 
 def rounded(name: str = "abacus-8", **more: float) -> Run:
-    return invented_run(name, settings={"rounding": PRICE}, **more)  # type: ignore[arg-type]
+    return invented_run(name, settings={"rounding": ROUNDED}, **more)  # type: ignore[arg-type]
 
 
 def rows_of(run: Run) -> dict[str, Row]:
@@ -60,6 +51,15 @@ def test_reports_call_nothing_exact_that_is_rounded(exact: bool) -> None:
     assert ("| exact |" in line) == exact
     assert ("TV 0.012" in markdown) != exact
     assert (">of its weights<" in page) != exact and ("int8 weights" in page) != exact
+    assert first_screen(found, found.models[0]).devices[0].short.endswith("exact.") == exact
+
+
+def test_what_is_rounded_does_not_race_with_what_is_exact() -> None:
+    found = compare([invented_run("full"), rounded("rounded", speed=700)], profiles=[]).models[0]
+    assert [(one.run, bool(one.reason)) for one in found.offers] == [
+        ("full, full weights", False),
+        ("rounded, int8 weights", True),
+    ]
 
 
 def test_a_resumed_run_keeps_its_weights() -> None:
@@ -67,4 +67,4 @@ def test_a_resumed_run_keeps_its_weights() -> None:
 
     assert identity(rounded()) != identity(invented_run())
     again = Run.model_validate_json(rounded().model_dump_json())
-    assert again.settings.rounding == PRICE
+    assert again.settings.rounding == ROUNDED

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
 from support.runs import (
+    ROUNDED,
     change_samples,
     invented_cell,
     invented_price,
@@ -14,10 +14,6 @@ from support.runs import (
     strategies,
 )
 
-from lantern_accel.device.datasheets import profiles_dir
-from lantern_accel.generation.result import QuantizationLoss
-from lantern_accel.strategy.values import Sampling
-from lantern_accel_profiles.measure.reading import read_run
 from lantern_accel_profiles.measure.record import Run
 from lantern_accel_profiles.report.advice import headline
 from lantern_accel_profiles.report.comparison import compare
@@ -86,34 +82,6 @@ def test_the_answer_is_the_fastest_exact_strategy_or_says_why_not(
     assert "memory: 324 MiB" in device.lines[0] and "no meter" in device.lines[0]
 
 
-def test_the_headline_is_the_ratio_of_the_seconds_next_to_it() -> None:
-    """Of whole requests, and of the same rounds, however many more a fast strategy took."""
-    counts = {"vanilla": 9, "eagle": 14, "eagle2": 12}
-    uneven = [invented_cell(s, 1, 300.0, samples=counts[s.name]) for s in strategies([*counts])]
-    committed = read_run(profiles_dir() / "measured" / "cpu-lantern-emoji.json")
-    for run in (committed, invented_run(cells=uneven, quality=[], contact_sheet=[])):
-        device = device_of(run)
-        said = re.search(r": ([\d.]+)x", device.short)
-        assert said
-        rows = {row.strategy: row for row in device.rows}
-        for row in rows.values():
-            if f"{row.strategy}: {said[1]}x" in device.short:
-                plain, own = rows["vanilla"].seconds_per_image, row.seconds_per_image
-                assert f"{own.value:.3g}" in device.lines[0]
-                assert float(said[1]) == pytest.approx(plain.value / own.value, abs=0.005)
-            if not isinstance(row.speedup, str):
-                ratio = rows["vanilla"].seconds_per_image.value / row.seconds_per_image.value
-                assert row.speedup.value == pytest.approx(ratio)
-
-
-def test_a_relaxed_strategy_is_never_the_answer_without_its_price() -> None:
-    bare = at_speeds({"lantern++": 1.6}, state="interrupted")
-    bare.quality = []
-    device = device_of(bare)
-    assert "1.60" not in device.short + " ".join(device.lines)
-    assert device.short.startswith("Unknown")
-
-
 def test_plain_decoding_that_auto_chose_is_not_the_nearest_draft() -> None:
     run = at_speeds({"eagle2": 1.04, "eagle": 0.7})
     chosen = next(cell for cell in run.cells if cell.strategy.name == "eagle2")
@@ -166,33 +134,6 @@ def test_energy_and_missing_times_are_told_as_they_are() -> None:
     assert "3.00 J per image" in device_of(run).lines[0]
     change_samples(run.cells, total="not measured: no pixels")
     assert "512 tokens per second of decoding;" in device_of(run).lines[0]
-
-
-# --- several devices ----------------------------------------------------------------------------
-
-
-ROUNDED = QuantizationLoss(
-    weights="int8",
-    bits_per_weight=8.1,
-    by_image=(0.01, 0.02),
-    tokens=256,
-    sampling=Sampling(cfg_scale=2.0),
-)
-
-
-def test_a_run_of_rounded_weights_is_called_exact_nowhere() -> None:
-    full, rounded = invented_run("full"), invented_run("rounded", speed=700)
-    rounded.settings = rounded.settings.model_copy(update={"rounding": ROUNDED})
-    device = device_of(rounded)
-    assert "exact" not in device.short
-    assert "eagle: 1.18x" in device.short and "TV 0.015" in device.short
-    assert all("TV 0.0" in row.fidelity for row in device.rows)
-    # It does not race with what is exact, and every name says which is which.
-    found = compare([full, rounded], profiles=[]).models[0]
-    assert [(one.run, bool(one.reason)) for one in found.offers] == [
-        ("full, full weights", False),
-        ("rounded, int8 weights", True),
-    ]
 
 
 # --- names --------------------------------------------------------------------------------------

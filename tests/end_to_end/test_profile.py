@@ -57,8 +57,6 @@ def test_a_run_has_what_the_protocol_promises(measured):
         assert cell.cold_seconds > 0
         assert cell.memory.definition
         assert set(cell.step_ms) == {"draft", "verify", "accept", "commit", "host"}
-        # A step in native calls launches no operator of torch.
-        assert cell.work["prefill"].launches > 0
         assert len(cell.samples) == 2
         for sample in cell.samples:
             assert sample.images == cell.batch

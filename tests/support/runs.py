@@ -39,7 +39,6 @@ from lantern_accel_profiles.measure.record import (
     Sample,
     Strip,
     Warmup,
-    Work,
     not_measured,
 )
 
@@ -105,10 +104,8 @@ def invented_cell(
 ) -> Cell:
     """Return a measured cell; ``changes`` replace its fields."""
     slow = SHAPES[strategy.name][1]
-    drafts = strategy.name != "vanilla"
     step = 1e3 / speed * slow
     share = {"draft": 0.25, "verify": 0.5, "accept": 0.15, "commit": 0.05, "host": 0.05}
-    work = Work(flops=2e8 * batch, bytes=2.6e7, launches=2, operators=2)
     values: dict[str, Any] = {
         "strategy": strategy,
         "batch": batch,
@@ -121,13 +118,6 @@ def invented_cell(
             peak_bytes=3.4e8, definition="what a test says", buffers_bytes=5_000_000
         ),
         "step_ms": {name: step * part for name, part in share.items()},
-        "work": {
-            "prefill": work,
-            "draft": work if drafts else Work(flops=0, bytes=0, launches=0, operators=0),
-            "verify": work,
-            "accept": Work(flops=1e6, bytes=1e6, launches=1, operators=1),
-            "commit": Work(flops=0, bytes=2e5, launches=1, operators=1),
-        },
         "samples": [invented_sample(strategy, batch, n, speed) for n in range(samples)],
     }
     return Cell(**(values | changes))

@@ -170,21 +170,6 @@ class Ceilings(_FiniteRecord):
         return max(found) if found else self.copy_bytes_per_s
 
 
-class Work(_FiniteRecord):
-    """What one phase of one step needs at least, in the middle of an image."""
-
-    flops: float = Field(ge=0)
-    bytes: float = Field(ge=0, description="weights once per pass, visible keys and values")
-    launches: int = Field(
-        ge=0, description="what this device's host launched: a native call hides its operators"
-    )
-    operators: int | None = Field(
-        None,
-        ge=0,
-        description="launches where nothing is fused; null: not counted, which older versions did",
-    )
-
-
 class MemoryPeak(_FiniteRecord):
     """Memory while this cell ran alone."""
 
@@ -235,12 +220,6 @@ def _has_every_phase(value: dict[str, object] | str) -> dict[str, object] | str:
     return value
 
 
-def _does_work(value: dict[str, Work] | str) -> dict[str, Work] | str:
-    if isinstance(value, dict) and not any(one.flops and one.bytes for one in value.values()):
-        raise ValueError("a step does no work")
-    return value
-
-
 class Cell(_FiniteRecord):
     """One strategy at one batch size and temperature."""
 
@@ -271,10 +250,9 @@ class Cell(_FiniteRecord):
         description="eager: the Python step, the device waited for at every edge; recording: the "
         "captured step itself",
     )
-    work: dict[str, Work] | NotMeasured = Field(description="one step by phase")
+    work: object = Field(None, exclude=True, description="in older files; nothing reads it")
     samples: list[Sample] = Field(default_factory=list)
-    _whole = field_validator("step_ms", "work")(_has_every_phase)
-    _real = field_validator("work")(_does_work)
+    _whole = field_validator("step_ms")(_has_every_phase)
 
     @property
     def key(self) -> tuple[str, int, float]:

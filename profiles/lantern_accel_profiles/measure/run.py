@@ -367,7 +367,7 @@ class Profiler(Measurement):
     def _group(self, cells: list[Cell]) -> None:
         """Measure cells of one batch size and temperature, interleaved."""
         for cell in cells:
-            if isinstance(cell.work, str) and not cell.samples:
+            if isinstance(cell.step_ms, str) and not cell.samples:
                 self.say(f"{cell.name}: cold")
                 samples.measure_cold(self.pipeline, cell, self.prompts, self.number)
                 self.keep(force=False)

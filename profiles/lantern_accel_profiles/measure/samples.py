@@ -1,4 +1,4 @@
-"""Measures cells: the cold decoding, memory, phases and work of one, its timed samples, and their turns.
+"""Measures cells: the cold decoding, memory and phases of one, its timed samples, and their turns.
 
 In turns, whatever disturbs a machine for a while disturbs everything that is compared. The time left is
 estimated again after every sample: cells that run later, quality losses included, count from the
@@ -33,7 +33,7 @@ from lantern_accel_profiles.measure.record import (
     is_measured,
     not_measured,
 )
-from lantern_accel_profiles.measure.work import measure_work, timed_phases
+from lantern_accel_profiles.measure.work import timed_phases
 
 #: Warm-up ends at the latest after this many rounds, in a quick run after fewer ...
 MOST_WARMUPS = 12
@@ -54,7 +54,6 @@ def new_cell(strategy: Strategy, batch: int, temperature: float) -> Cell:
         settled=False,
         memory=gap,
         step_ms=gap,
-        work=gap,
     )
 
 
@@ -131,7 +130,7 @@ def has_settled(warmup: Sequence[Warmup]) -> bool:
 
 @inferring
 def measure_cold(pipeline: Pipeline, cell: Cell, prompts: Sequence[Prompt], session: int) -> None:
-    """Measure a cell with nothing kept from before: first decoding, memory, phases, work."""
+    """Measure a cell with nothing kept from before: first decoding, memory, phases."""
     backend = pipeline.backend
     pipeline.release_engines()
     first = warm_up(pipeline, cell, prompts, 0, session)
@@ -156,10 +155,6 @@ def measure_cold(pipeline: Pipeline, cell: Cell, prompts: Sequence[Prompt], sess
     # auto may have measured again and have another engine now: steps are of the one that decodes.
     ready = engine_of(pipeline, cell)
     cell.step_ms, cell.step_ms_from = _step_ms(pipeline, cell, prompts, ready)
-    try:
-        cell.work = measure_work(ready.engine)
-    except (AttributeError, TypeError) as error:  # a family whose modules are of another make
-        cell.work = not_measured(f"the model's sizes are not known to the roofline ({error})")
 
 
 def _step_ms(

@@ -97,7 +97,7 @@ class StepTimer:
             function()
         self.replay: Replay = recorded(backend, function, cell.kind)
         self.replay.expect(1000)
-        cell.operators, cell.captured = counter.counts.get("other", 0), self.replay.captured
+        cell.operators, cell.captured = counter.count, self.replay.captured
         cell.capture_seconds, cell.capture_bytes = self.replay.seconds, self.replay.nbytes
         needs = step_needs(engine, visible_slots(engine, self.place))
         parts = needs.values() if cell.kind in ("vanilla", "step") else [needs["verify"]]

@@ -3,7 +3,7 @@
 The floor is max(bytes / bandwidth, operations / rate). Every weight is read once per pass, and so is
 every key and value that a query sees; embedding tables (a few rows), activations and logits may stay in
 a device's caches and are not counted. Operations are those of the matmuls, a multiply-add
-counting as two. Launches are those of this device.
+counting as two.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lantern_accel.device.launches import computes
 from lantern_accel.nn.draft_head import DraftHead
 from lantern_accel.nn.transformer import projections
 from lantern_accel.strategy.trees import TreeTables
-from lantern_accel_profiles.measure.record import STEP_PHASES, Ceilings, Reading, Work, not_measured
+from lantern_accel_profiles.measure.record import STEP_PHASES, Ceilings, Reading, not_measured
 
 
 @contextmanager
@@ -44,12 +44,11 @@ def timed_phases(backend: Backend) -> Iterator[dict[str, float]]:
 
 
 class LaunchCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base is untyped
-    """Counts operators by phase; views and allocations, which launch nothing, are left out."""
+    """Counts operators; views and allocations, which launch nothing, are left out."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # as is its __init__
-        self.phase = "other"
-        self.counts: dict[str, int] = {}
+        self.count = 0
 
     def __torch_dispatch__(
         self,
@@ -58,31 +57,8 @@ class LaunchCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        if computes(func):
-            self.counts[self.phase] = self.counts.get(self.phase, 0) + 1
+        self.count += computes(func)
         return func(*args, **(kwargs or {}))
-
-    @contextmanager
-    def within(self, name: str) -> Iterator[None]:
-        """Count what runs inside the block under ``name``."""
-        before, self.phase = self.phase, name
-        try:
-            yield
-        finally:
-            self.phase = before
-
-
-def count_launches(engine: Engine) -> dict[str, int]:
-    """Run the prefill and one eager step of a loaded engine; return the operators of each phase.
-
-    Called in inference mode, as steps run.
-    """
-    counter = LaunchCounter()
-    with listening(engine.ops, counter.within), counter:
-        with counter.within("prefill"):
-            engine.prefill()
-        engine.step()
-    return counter.counts
 
 
 Need = tuple[float, float]
@@ -104,21 +80,11 @@ def step_needs(engine: Engine, seen: int | None = None) -> dict[str, Need]:
     """Return operations and bytes of draft, verify, accept and commit at ``seen`` visible slots.
 
     Acceptance and commit need nothing by this count: what they read may still be in a cache. But a
-    window's commit guesses the next drafts where a draft head does. Of an engine of several lengths: the
-    mean over the steps of its last request, of the lengths that they had.
+    window's commit guesses the next drafts where a draft head does. Of an engine of several lengths: a
+    step of the longest.
     """
     seen = visible_slots(engine) if seen is None else seen
-    ran = {length: steps for length, (_, steps) in engine.counted.items() if steps}
-    found = dict.fromkeys(STEP_PHASES, (0.0, 0.0))
-    for length, steps in (ran or {max(engine.lengths): 1}).items():
-        share = steps / (sum(ran.values()) or 1)
-        for name, (ops, size) in _needs_of(engine.by_length[length], seen).items():
-            found[name] = found[name][0] + share * ops, found[name][1] + share * size
-    return found
-
-
-def _needs_of(step: Step, seen: int) -> dict[str, Need]:
-    """Return what a step of one length needs."""
+    step = engine.by_length[max(engine.lengths)]
     target: Any = step.verifying.target
     g = step.geometry
     needs = dict.fromkeys(STEP_PHASES, (0.0, 0.0))
@@ -165,18 +131,6 @@ def _count_spared(part: Any, head: Tensor) -> float:
     return spared
 
 
-def prefill_needs(engine: Engine) -> Need:
-    """Return operations and bytes of the prompt's pass through target and drafter."""
-    g, target = engine.geometry, engine.verifying.target
-    ops, size = _pass(target, target.weight, g.rows, g.prefix, 1, g.prefix)
-    if engine.session.drafter is not None and g.prefix > 1:
-        more, read = _pass(
-            engine.session.drafter, target.weight, g.rows, g.prefix - 1, 0, g.prefix - 1
-        )
-        ops, size = ops + more, size + read
-    return ops, size
-
-
 def _pass(part: Any, head: Tensor, rows: int, nodes: int, heads: int, slots: int) -> Need:
     """Return the needs of one pass of ``nodes`` positions per row that attend to ``slots``.
 
@@ -205,16 +159,6 @@ def drafted_levels(step: Engine | Step) -> list[int]:
     if tables is None:
         return [tree.top_k] * tree.depth
     return [len(level) for level in tables.inner[1:] if level]
-
-
-def measure_work(engine: Engine) -> dict[str, Work]:
-    """Return the work of prefill and of each phase of a step, launches as this device makes them."""
-    counts = count_launches(engine)
-    found = {"prefill": prefill_needs(engine)} | step_needs(engine)
-    return {
-        name: Work(flops=ops, bytes=size, launches=counts.get(name, 0))
-        for name, (ops, size) in found.items()
-    }
 
 
 def floor_of(flops: float, nbytes: float, ceilings: Ceilings, dtype: str) -> Reading:

@@ -145,7 +145,7 @@ def test_it_is_profiled_and_reported(
     assert main(words) == 0
     read = json.loads(run.read_text())
     assert read["settings"]["prompts"]["used"][0] == "grey pebble"
-    assert read["cells"][0]["work"]["verify"]["flops"] > 0
+    assert read["cells"][0]["step_ms"]["verify"] > 0
     assert main(["compare", str(run), "-o", str(page)]) == 0
     assert "my-beach" in page.read_text()
 

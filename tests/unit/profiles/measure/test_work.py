@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.engines import engine_of
 from support.runs import invented_run
-from support.tiny import tiny_models
 from torch.utils.flop_counter import FlopCounterMode
 
 from lantern_accel.device.backend import Backend, DeviceFacts
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import projections, rounded_copy
-from lantern_accel.strategy.values import STRATEGIES, Sampling, Strategy, Window
+from lantern_accel.strategy.values import STRATEGIES
 from lantern_accel.testing import tiny
 from lantern_accel_profiles.measure import work
 from lantern_accel_profiles.measure.record import STEP_PHASES as PHASES
@@ -84,64 +82,15 @@ def test_operations_of_a_draft_head_are_those_that_torch_counts(backend, monkeyp
     assert size > 4 * head.head.numel()
 
 
-def test_a_cell_of_a_draft_head_holds_its_launches(backend):
-    engine = tiny.tiny_engine(backend, tiny.BY_HEAD, batch=1, temperature=1.0)
-    tiny.load(engine, 0)
-    with torch.inference_mode():
-        found = work.measure_work(engine)
-    assert found["commit"].launches > 100
-
-
-def test_work_is_that_of_the_lengths_that_ran(backend):
-    window = Strategy(drafts=Window.over((1, 8)))
-    engine = engine_of(tiny_models(2, grid=6), window, Sampling(temperature=1.0), ops=backend)
-    longest = work.step_needs(engine)["verify"]
-    assert engine.lengths == [1, 8]
-
-    def ran(**steps):
-        engine.counted = {int(n[1:]): [2 * count, count] for n, count in steps.items()}
-        return work.step_needs(engine)["verify"]
-
-    plain = ran(_1=5)
-    assert ran(_8=2) == longest and plain[0] < longest[0] / 4
-    mixed = [0.75 * a + 0.25 * b for a, b in zip(plain, longest, strict=True)]
-    assert ran(_1=3, _8=1) == pytest.approx(mixed)
-
-
-def test_launches_are_counted_by_phase_without_views(backend):
-    engine = tiny.tiny_engine(backend, "eagle", batch=1, temperature=1.0)
-    tiny.load(engine, 0)
-    with torch.inference_mode():
-        counts = work.count_launches(engine)
-    assert {"prefill", *PHASES} <= counts.keys()
-    assert all(counts[name] > 0 for name in PHASES)
-    assert backend.listener is None
-
-    counter = work.LaunchCounter()
+def test_operators_are_counted_without_views(backend):
     x = torch.zeros(4, 4)
-    with counter:
+    with work.LaunchCounter() as counter:
         x.view(16).t()
         x[1:].transpose(0, 1)
-        assert counter.counts == {}
+        assert counter.count == 0
         x.add_(1)
         torch.mm(x, x)
-    assert counter.counts == {"other": 2}
-
-
-def test_a_cell_holds_what_its_device_launches(backend):
-    class Native(Plain):
-        def trunk(self, blocks, x, at, taps=(), norm=None):
-            return x.new_empty(x.shape)  # in one call that no operator shows
-
-    found = []
-    for ops in (backend, Native(torch.device("cpu"))):
-        engine = tiny.tiny_engine(ops, "vanilla", batch=1, temperature=1.0)
-        tiny.load(engine, 0)
-        with torch.inference_mode():
-            found.append(work.measure_work(engine)["verify"])
-    plain, hidden = found
-    assert 0 < hidden.launches < plain.launches
-    assert hidden.bytes == plain.bytes > 0
+    assert counter.count == 2
 
 
 def test_a_floor_is_what_binds():

@@ -73,19 +73,20 @@ class Case:
     """Multiplications that a program's products take for a block; 0: there is none."""
 
 
-def _attention(nodes: int, width: int) -> Case:
+def _attention(nodes: int, width: int, single: bool = False) -> Case:
+    """Attend in bfloat16, or in single precision, whose products no tensor core makes."""
     from lantern_accel_cuda.kernels import tree_attention
 
-    plan = tree_attention.plan(nodes, 704, width, 40, 2, 82)
+    plan = tree_attention.plan(nodes, 704, width, 40, 4 if single else 2, 82)
     constants = {
         "WIDTH": width, "STORED": -(-width // 8) * 8, "BLOCK_T": plan.block_t,
         "BLOCK_L": plan.block_l, "BLOCK_D": plan.block_d,
     }  # fmt: skip
-    types = {**HALVES, "scale": "fp32"}
-    shape = f"{nodes} queries, heads of {width}"
+    types = {**(dict.fromkeys(HALVES, "*fp32") if single else HALVES), "scale": "fp32"}
+    shape = f"{nodes} queries, heads of {width}" + (", float32" if single else "")
     made = "attend", shape, "tree_attention", "_attend", constants, types
     aligned = frozenset({"q_row", "q_node", "q_head", "reach", "capacity", "mask_row", "mask_node"})
-    block = 2 * plan.block_t * plan.block_l * plan.block_d
+    block = 0 if single else 2 * plan.block_t * plan.block_l * plan.block_d
     return Case(*made, plan.warps, {"num_stages": tree_attention.STAGES}, aligned, block)
 
 
@@ -142,7 +143,7 @@ def cases() -> list[Case]:
 
     rotate = {"HEADS": 20, "WIDTH": 64, "STORED": 64, "BLOCK_H": HEADS, "BLOCK_P": 32}
     wide = {"HEADS": 32, "WIDTH": 100, "STORED": 104, "BLOCK_H": HEADS, "BLOCK_P": 64}
-    guide = {"BRANCHES": 2, "PENALTIES": False, "WHOLE": False, "HELD": False}
+    guide = {"BRANCHES": 3, "PENALTIES": True, "WHOLE": False, "HELD": True}
     fused, codes = ("fused", {**HALVES, "eps": "fp32"}), f"{CODES:,} codes"
     plain = {"enable_fp_fusion": False}
     begun = {
@@ -158,10 +159,11 @@ def cases() -> list[Case]:
         Case("rotate_write", "20 heads of 64", fused[0], "_rotate_write", rotate, fused[1], WARPS),
         Case("rotate_write", "32 heads of 100", fused[0], "_rotate_write", wide, fused[1], WARPS),
         *(_attention(n, width) for n, width in ((1, 64), (16, 64), (32, 64), (60, 64), (60, 100))),
+        _attention(60, 100, single=True),
         Case("enter", "20 heads of 64", "enter", "_enter", begun, {**HALVES, "table": "*bf16"}),
         Case(
             "guide", codes, "sampling", "_guide", {"SIZE": CODES, "BLOCK": 1024} | guide,
-            {"image_scale": "fp32", "out": "*fp32"},
+            {"out": "*fp32"},
         ),
         *(
             _few(name, after, number, rows)

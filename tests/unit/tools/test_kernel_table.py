@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +12,6 @@ from support.tools import tool_module
 
 from lantern_accel_cuda.options import NAMES
 
-ROOT = Path(__file__).parents[3]
 TRITON = importlib.util.find_spec("triton") is not None
 needs_triton = pytest.mark.skipif(
     not TRITON or os.environ.get("TRITON_INTERPRET") == "1",
@@ -67,28 +66,32 @@ def within(tool: Any, case: Any, generation: int) -> None:
             assert taken.barriers <= barriers, (case.shape, taken)
 
 
+#: Every kernel's function, of which the first shape is compiled in the quick tier.
+FUNCTIONS = (
+    "rms_norm swiglu rotate_write attend enter guide few filter draw race_pieces race_join walk choose"
+    " advance fresh drafted logits weigh settle product tiles together"
+)
+
+
 @needs_triton
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize(
-    ("kernel", "shape"),
-    [
-        ("few", "norm, product, gate, shape 1, up to 32 rows"),
-        ("attend", "16 queries, heads of 64"),
-        ("race", "16,384 codes, 1 of them"),
-    ],
-)
-def test_a_kernel_stays_within_its_bounds(tool: Any, kernel: str, shape: str) -> None:
-    (case,) = (one for one in tool.cases() if (one.kernel, one.shape) == (kernel, shape))
-    within(tool, case, 86)
+@pytest.mark.parametrize("function", FUNCTIONS.split())
+def test_each_kernel_stays_within_its_bounds(tool: Any, function: str) -> None:
+    within(tool, next(one for one in tool.cases() if one.function == f"_{function}"), 86)
 
 
 @needs_triton
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("generation", [86])
-def test_every_kernel_stays_within_its_bounds(tool: Any, generation: int) -> None:
+@pytest.mark.parametrize("generation", [86, 90])
+def test_every_shape_stays_within_its_bounds(tool: Any, generation: int) -> None:
+    """As the table has it; a quantized product also where one program has all inputs, with a bias."""
+    assert {case.function for case in tool.cases()} == {f"_{one}" for one in FUNCTIONS.split()}
+    whole = {"WHOLE": True, "BIAS": True}
     for case in tool.cases():
         within(tool, case, generation)
+        if whole.keys() <= case.constants.keys() and generation == 86:
+            within(tool, replace(case, constants=case.constants | whole), generation)
 
 
 @pytest.mark.parametrize(

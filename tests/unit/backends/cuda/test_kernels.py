@@ -1,16 +1,13 @@
-"""The Triton kernels: run by Triton's interpreter on host memory, and compiled for sm_86 without a GPU.
+"""The Triton kernels of a layer, run by Triton's interpreter on host memory.
 
 Interpreted tests run in a process of their own (:mod:`support.interpreter`).
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from support.compilations import Compilations
-from support.cubin import assert_nothing_spills, compiled
 from support.cuda_double import doubled_backend
 from support.interpreter import compiles, interpreted
 
@@ -187,42 +184,6 @@ def test_the_kit_accepts_the_attention_kernel(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(backend, "compute_dtypes", lambda: (torch.float32, torch.float16))
     report = kit.run_checks(backend, kit.select("attention"))
     assert report.passed, report.table()
-
-
-def _compiled(nodes: int, width: int, dtype: str, generation: int):
-    from lantern_accel_cuda.kernels import tree_attention as module
-
-    itemsize = {"bf16": 2, "fp16": 2, "fp32": 4}[dtype]
-    chosen = module.plan(nodes, 704, width, 40, itemsize, 82)
-    constants = {
-        "WIDTH": width, "STORED": -(-width // 8) * 8, "BLOCK_T": chosen.block_t,
-        "BLOCK_L": chosen.block_l, "BLOCK_D": chosen.block_d,
-    }  # fmt: skip
-    types = dict.fromkeys(("q", "cache_k", "cache_v"), f"*{dtype}")
-    types |= dict.fromkeys(("part", "peak", "total"), "*fp32")
-    types |= {"mask": "*i8", "scale": "fp32", "lock": "*i32", "out": f"*{dtype}"}
-    return compiled(
-        module._attend, constants, types, ("capacity", "mask_row", "mask_node"), generation,
-        num_warps=chosen.warps, num_stages=module.STAGES,
-    )  # fmt: skip
-
-
-@compiles
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize(("nodes", "width"), [(1, 128), (60, 128)])
-def test_wide_heads_compile_for_sm_86_within_its_shared_memory_and_registers(
-    nodes: int, width: int, tmp_path: Path
-) -> None:
-    made = _compiled(nodes, width, "bf16", 86)
-    assert 0 < made.metadata.shared <= 64 * 1024
-    assert_nothing_spills(made, tmp_path)
-
-
-@compiles
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_float32_and_newer_generations_compile_too() -> None:
-    assert _compiled(60, 100, "fp32", 86).metadata.shared <= 99 * 1024
-    assert "cubin" in _compiled(60, 64, "bf16", 90).asm
 
 
 @compiles

@@ -1,15 +1,12 @@
-"""Products with weights in fewer bits: by Triton's interpreter on host memory, and compiled for sm_86.
+"""Products with weights in fewer bits, by Triton's interpreter on host memory.
 
 Interpreted tests run in a process of their own (:mod:`support.interpreter`).
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-from support.cubin import assert_nothing_spills, compiled
 from support.cuda_double import doubled_backend
 from support.interpreter import compiles, interpreted
 
@@ -158,42 +155,6 @@ def test_shapes_are_known_without_a_product() -> None:
         x = torch.empty(2, 3, 70, dtype=torch.bfloat16)
         got = kernels.multiply(x, columns, None, CORES)
     assert got.shape == (2, 3, 20) and got.dtype == torch.bfloat16
-
-
-def _compiled(bits: int, generation: int, whole: bool):
-    from lantern_accel_cuda.kernels import rounded as module
-
-    constants = {
-        "BITS": bits, "BIAS": True, "WHOLE": whole, "BLOCK_M": module.ROWS, "BLOCK_N": module.OUTPUTS,
-    }  # fmt: skip
-    number = "*fp32" if bits == 8 else "*bf16"
-    types = {
-        "x": "*bf16", "codes": "*i8" if bits == 8 else "*u8", "bias": "*bf16", "step": number,
-        "offset": number, "out": "*bf16" if whole else "*fp32",
-    }  # fmt: skip
-    return compiled(
-        module._product, constants, types, ("ld_x", "ld"), generation, num_warps=module.WARPS,
-        num_stages=module.STAGES,
-    )  # fmt: skip
-
-
-@compiles
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("bits", [8, 6, 4])
-@pytest.mark.parametrize("whole", [False, True])
-def test_products_compile_for_sm_86_within_its_shared_memory_and_registers(
-    bits: int, whole: bool, tmp_path: Path
-) -> None:
-    made = _compiled(bits, 86, whole)
-    assert 0 < made.metadata.shared <= 99 * 1024
-    assert_nothing_spills(made, tmp_path)
-
-
-@compiles
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("generation", [80, 90])
-def test_other_generations_compile_too(generation: int) -> None:
-    assert "cubin" in _compiled(6, generation, whole=False).asm
 
 
 @compiles

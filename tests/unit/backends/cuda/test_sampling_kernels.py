@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support.cuda_double import doubled_backend
-from support.interpreter import interpreted
+from support.interpreter import compiles, interpreted
 from support.tree_tensors import draft_tree, random_parents
 from torch import Tensor
 
@@ -372,3 +372,13 @@ def test_a_kernel_that_is_a_little_wrong_fails_its_check(
         monkeypatch.setattr(where, kernel, lambda *given, wrong=wrong: wrong(honest(*given)))
         with pytest.raises(Failed):
             agreement.KERNELS[name](backend.site)
+
+
+@compiles
+@pytest.mark.parametrize(("warp", "warps"), [(32, 32), (64, 16)])
+def test_a_filter_s_program_has_no_more_threads_than_a_device_allows(warp: int, warps: int) -> None:
+    from lantern_accel_cuda.kernels.rows import filter_shape
+
+    assert filter_shape(16384, False, warp) == (16384, warps)
+    shapes = [filter_shape(size, cut, warp) for size in (100, 8192, 65536) for cut in (0, 1)]
+    assert all(count * warp <= 1024 for _, count in shapes)

@@ -1,13 +1,11 @@
-"""Products of tens of rows with weights in fewer bits: interpreted, and compiled for sm_86 and sm_90."""
+"""Products of tens of rows with weights in fewer bits, by Triton's interpreter."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.cubin import assert_nothing_spills, compiled
 from support.cuda_double import doubled_backend
 from support.interpreter import compiles, interpreted
 from torch import Tensor
@@ -18,7 +16,6 @@ from lantern_accel_cuda import agreement
 LONG = pytest.mark.long
 #: Multiprocessors with which inputs are shared among programs, and with which they are not.
 MANY, ONE = 82, 1
-BITS = (8, 6, 4)
 
 
 def drawn(seed: int, *shape: int) -> Tensor:
@@ -131,44 +128,3 @@ def test_rows_decide_what_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not asked(32, torch.float32)
     backend.trust = lambda kernel: not kernel.startswith("tiles")  # its check failed
     assert not asked(32)
-
-
-def _compiled(bits: int, block: int, generation: int) -> Any:
-    from lantern_accel_cuda.kernels import tiles as module
-
-    constants = {
-        "BITS": bits, "BIAS": False, "WHOLE": False, "BLOCK_N": module.OUTPUTS, "BLOCK_M": block,
-    }  # fmt: skip
-    number = "*fp32" if bits == 8 else "*bf16"
-    types = dict.fromkeys(("x", "bias", "out"), "*bf16") | dict.fromkeys(("step", "offset"), number)
-    types |= {"codes": "*i8" if bits == 8 else "*u8", "part": "*fp32", "lock": "*i32"}
-    return compiled(
-        module._tiles, constants, types, ("ld_x", "ld", "inputs", "outputs"), generation,
-        num_warps=module.warps_of(block), num_stages=module.STAGES,
-    )  # fmt: skip
-
-
-@compiles
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("generation", [86, 90])
-@pytest.mark.parametrize(
-    ("bits", "block"),
-    [
-        (4, 32),
-        (6, 128),
-        *(
-            pytest.param(bits, block, marks=LONG)
-            for bits in BITS
-            for block in (32, 64, 128)
-            if (bits, block) not in ((4, 32), (6, 128))
-        ),
-    ],
-)
-def test_they_compile_within_shared_memory_and_registers_for_tensor_cores(
-    bits: int, block: int, generation: int, tmp_path: Path
-) -> None:
-    made = _compiled(bits, block, generation)
-    assert 0 < made.metadata.shared <= 99 * 1024
-    assert_nothing_spills(made, tmp_path)
-    # On sm_90 all rows of a block are one instruction's, which takes the numbers from registers.
-    assert ("wgmma" if generation == 90 else "mma.sync") in made.asm["ptx"]

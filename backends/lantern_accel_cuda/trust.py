@@ -256,17 +256,6 @@ def _runs(pid: int) -> bool:
     return True
 
 
-def records(folder: Path | None = None) -> dict[str, dict[str, Any]]:
-    """Return what is kept of the kernels of all cards, by name of file: checks, and products' times.
-
-    ``folder``: the cache's where it is None. For reports; opens no GPU.
-    """
-    if (folder := folder or kept_dir("kernels")) is None:
-        return {}
-    found = {path.name: read_record(path) for path in sorted(folder.glob("*.json"))}
-    return {name: record for name, record in found.items() if record is not None}
-
-
 def source_digest() -> str:
     """Return a digest of the kernels' source, of what launches them and of what checks them."""
     here = Path(__file__).parent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -66,20 +67,6 @@ def test_a_kernel_is_checked_once_for_a_card_driver_and_version(tmp_path: Path) 
     assert not [*tmp_path.glob("*.running")]
 
 
-def test_one_that_fails_is_named_in_one_line_and_left_out_and_the_others_stay(
-    tmp_path: Path, lines: list[str]
-) -> None:
-    checks = Checks(Failed("probabilities are off by 0.3"))
-    for _ in range(2):  # the second process does not compute it again, and says it again
-        trust = Trust(KEY, checks(), tmp_path)
-        assert not trust("wrong") and not trust("wrong")
-        assert trust("right")
-    assert checks.ran == ["wrong", "right"]
-    assert len(lines) == 2
-    assert "the Triton kernel 'wrong' is left out" in lines[0]
-    assert "probabilities are off by 0.3" in lines[1]
-
-
 def no_compiler() -> Exception:
     """Return what Triton raises where it finds no compiler."""
     from triton.runtime.build import compile_module_from_src
@@ -104,91 +91,92 @@ def not_compiled() -> Exception:
     return CompilationError("tl.nothing()", None, "no such function")  # type: ignore[arg-type]
 
 
-def full() -> Exception:
-    return OSError(28, "No space left on device", "/root/.triton/cache")
-
-
-def gcc() -> Exception:
-    command = ["/usr/bin/gcc", "main.c", "-l:libcuda.so.1"]
-    return subprocess.CalledProcessError(1, command)
-
-
 def cuda(text: str) -> Callable[[], Exception]:
     return lambda: RuntimeError(f"CUDA error: {text}\nCUDA kernel errors might be asynchronous")
 
 
-#: What a process may meet, a fragment of what it says, and what the next process does, where the fault is
-#: gone: the kernel is left out, or its check runs again.
-LACKS = [
-    (no_compiler, "apt-get install gcc"),
-    (gcc, "python3-dev"),
-    (
-        lambda: AssertionError("libcuda.so cannot found!\nPlease make sure GPU is set up"),
-        "libcuda.so.1",
-    ),
-    (full, "the disk is full"),
-    (lambda: PermissionError(13, "Permission denied", "/root/.triton"), "TRITON_CACHE_DIR"),
+NO_DRIVER = "libcuda.so cannot found!\nPlease make sure GPU is set up"
+GCC = ["/usr/bin/gcc", "main.c", "-l:libcuda.so.1"]
+ALL, LEFT_OUT = "serve in place of all its kernels: .*", "the Triton kernel 'wrong' is left out.*"
+#: What a check may raise, a fragment of the line about it, and whether other kernels serve.
+TOLD = [
+    (no_compiler, ALL + "apt-get install gcc", False),
+    (lambda: subprocess.CalledProcessError(1, GCC), ALL + "python3-dev", False),
+    (lambda: AssertionError(NO_DRIVER), ALL + "libcuda.so.1", False),
+    (lambda: OSError(28, "No space left on device"), ALL + "the disk is full", False),
+    (lambda: PermissionError(13, "Permission denied"), ALL + "TRITON_CACHE_DIR", False),
+    (lambda: torch.OutOfMemoryError("CUDA out of memory"), LEFT_OUT + "out of memory", True),
+    (cuda("out of memory"), LEFT_OUT + "out of memory", True),
 ]
-LOSES = [cuda("an illegal memory access was encountered"), cuda("misaligned address")]
-OTHERS = [cuda("uncorrectable ECC error encountered"), cuda("out of memory")]
+#: What a kernel is on this card: the next process, where the fault is gone, leaves it out unseen.
+KEPT = [
+    (shared_memory, LEFT_OUT + "shared memory", True),
+    (not_compiled, LEFT_OUT + "CompilationError", True),
+    (lambda: Failed("off by 0.3"), LEFT_OUT + "off by 0.3", True),
+]
 
 
 @compiles
-@pytest.mark.parametrize(("error", "says"), LACKS)
-@pytest.mark.parametrize("when", ["at once", "in a check"])
-def test_what_the_machine_lacks_is_said_once_and_kept_nowhere(
-    error: Callable[[], Exception], says: str, when: str, tmp_path: Path, lines: list[str]
+@pytest.mark.parametrize(
+    ("error", "says", "others", "kept"),
+    [*((*one, False) for one in TOLD), *((*one, True) for one in KEPT)],
+)
+def test_what_a_check_meets_is_said_once_a_process_and_kept_where_the_kernel_is_at_fault(
+    error: Callable[[], Exception], says: str, others: bool, kept: bool, tmp_path: Path,
+    lines: list[str],
+) -> None:  # fmt: skip
+    checks = Checks(error())
+    trust = Trust(KEY, checks(), tmp_path)
+    assert not trust("wrong") and trust("right") == others and not trust("wrong")
+    assert len(lines) == 1 and re.search(says, lines[0])
+    assert checks.ran == ["wrong", "right"][: 1 + others]
+    checks.error = None
+    for number in range(2):
+        later = Trust(KEY, checks(), tmp_path)
+        assert later("wrong") == (not kept) and later("right")
+        assert len(lines) == 1 + kept * (1 + number)
+    assert checks.ran.count("wrong") == 2 - kept and checks.ran.count("right") == 1
+    assert not [*tmp_path.glob("*.running")]
+
+
+@pytest.mark.parametrize(
+    ("error", "says", "kept"),
+    [
+        (cuda("an illegal memory access was encountered"), "'wrong' is left out from now on", True),
+        (cuda("misaligned address"), "'wrong' is left out from now on", True),
+        (cuda("uncorrectable ECC error encountered"), "preset=safe", False),
+    ],
+)
+def test_a_gpu_lost_in_a_check_ends_this_process_and_a_kernel_at_fault_serves_in_no_later_one(
+    error: Callable[[], Exception], says: str, kept: bool, tmp_path: Path, lines: list[str]
 ) -> None:
-    checks, tried = Checks(error()), []
-
-    def ready() -> None:
-        tried.append(1)
-        if when == "at once":
-            raise error()
-
-    trust = Trust(KEY, checks(), tmp_path, ready)
-    assert not trust("wrong") and not trust("right") and not trust("wrong")
-    assert (len(lines), checks.ran) == (1, [] if when == "at once" else ["wrong"])
-    assert says in lines[0] and "serve in place of all its kernels" in lines[0]
+    checks = Checks(error())
+    with pytest.raises(DeviceLostError, match=f"start again.*{says}") as found:
+        Trust(KEY, checks(), tmp_path)("wrong")
+    assert found.value.__cause__ is checks.error
     checks.error = None
     later = Trust(KEY, checks(), tmp_path)
-    assert later("wrong") and later("right") and len(lines) == 1
+    assert later("wrong") == (not kept) and later("right")
+    assert checks.ran == ["wrong"] * (2 - kept) + ["right"] and len(lines) == kept
 
 
 def test_a_kernel_that_agreed_does_not_serve_where_the_compiler_is_gone(
     tmp_path: Path, lines: list[str]
 ) -> None:
     """What Triton compiled may be gone with it: a launch would end a request."""
-    assert Trust(KEY, Checks()(), tmp_path)("right")
+    checks = Checks()
+    assert Trust(KEY, checks(), tmp_path)("right")
 
     def ready() -> None:
         raise RuntimeError("Failed to find C compiler.")
 
-    assert not Trust(KEY, Checks()(), tmp_path, ready)("right")
-    assert Trust(KEY, Checks()(), tmp_path)("right") and len(lines) == 1
+    trust = Trust(KEY, checks(), tmp_path, ready)
+    assert not trust("right") and not trust("wrong") and checks.ran == ["right"]
+    assert len(lines) == 1 and "apt-get install gcc" in lines[0]
+    assert Trust(KEY, checks(), tmp_path)("right") and len(lines) == 1
 
 
-@pytest.mark.parametrize("error", LOSES)
-def test_a_kernel_that_loses_the_gpu_ends_this_process_and_serves_in_no_later_one(
-    error: Callable[[], Exception], tmp_path: Path, lines: list[str]
-) -> None:
-    checks = Checks(error())
-    with pytest.raises(
-        DeviceLostError, match="start again: the kernel 'wrong' is left out"
-    ) as found:
-        Trust(KEY, checks(), tmp_path)("wrong")
-    assert found.value.__cause__ is checks.error
-    for _ in range(2):
-        later = Trust(KEY, checks(), tmp_path)
-        assert not later("wrong") and later("right")
-    assert checks.ran == ["wrong", "right"]
-    assert len(lines) == 2 and not [*tmp_path.glob("*.running")]
-
-
-@pytest.mark.parametrize("error", LOSES)
-def test_what_was_lost_before_a_check_is_no_kernel_s_fault(
-    error: Callable[[], Exception], tmp_path: Path
-) -> None:
+def test_what_was_lost_before_a_check_is_no_kernel_s_fault(tmp_path: Path) -> None:
     """An earlier kernel's error comes out at the next call, whichever it is."""
     gone: list[Exception] = []
     checks = Checks()
@@ -199,41 +187,10 @@ def test_what_was_lost_before_a_check_is_no_kernel_s_fault(
 
     trust = Trust(KEY, checks(), tmp_path, ready)
     assert trust("right")
-    gone.append(error())
+    gone.append(cuda("misaligned address")())
     with pytest.raises(DeviceLostError, match="before its kernels were checked"):
         trust("wrong")
     assert Trust(KEY, checks(), tmp_path)("wrong") and checks.ran == ["right", "wrong"]
-
-
-@compiles
-@pytest.mark.parametrize("error", [shared_memory, not_compiled, lambda: Failed("off by 0.3")])
-def test_what_a_kernel_is_on_this_card_is_kept(
-    error: Callable[[], Exception], tmp_path: Path, lines: list[str]
-) -> None:
-    checks = Checks(error())
-    assert not Trust(KEY, checks(), tmp_path)("wrong")
-    checks.error = None
-    later = Trust(KEY, checks(), tmp_path)
-    assert not later("wrong") and later("right")
-    assert checks.ran == ["wrong", "right"] and len(lines) == 2
-
-
-@pytest.mark.parametrize(
-    "error",
-    [*OTHERS, lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB")],
-)
-def test_what_a_kernel_did_not_do_is_not_kept(
-    error: Callable[[], Exception], tmp_path: Path, lines: list[str]
-) -> None:
-    checks = Checks(error())
-    trust = Trust(KEY, checks(), tmp_path)
-    if "ECC" in str(checks.error):
-        with pytest.raises(DeviceLostError, match="preset=safe"):
-            trust("wrong")
-    else:
-        assert not trust("wrong") and trust("right") and len(lines) == 1
-    checks.error = None
-    assert Trust(KEY, checks(), tmp_path)("wrong")
 
 
 def test_a_folder_that_cannot_be_written_costs_a_check_and_no_request(
@@ -280,29 +237,30 @@ Trust({"card": "x"}, {"attend": lambda: os._exit(9)}, Path(sys.argv[1]))("attend
 """
 
 
-def die(folder: Path) -> None:
-    run = subprocess.run([sys.executable, "-c", DIES, str(folder)], timeout=120, check=False)
-    assert run.returncode == 9
-
-
 def test_a_kernel_that_took_two_processes_with_it_is_left_out_for_a_day(
     tmp_path: Path, lines: list[str]
 ) -> None:
-    die(tmp_path)
-    die(tmp_path)
-    unasked = Trust({"card": "x"}, {"attend": lambda: pytest.fail("it ran again")}, tmp_path)
-    assert not unasked("attend")
-    assert "its check ended the process that ran it 2 times" in lines[0]
+    """One that ended once may have been killed: its check runs again."""
+
+    def die() -> None:
+        run = subprocess.run([sys.executable, "-c", DIES, str(tmp_path)], timeout=120, check=False)
+        assert run.returncode == 9
+
+    def serves(check: Callable[[], object] = lambda: None) -> bool:
+        return Trust({"card": "x"}, {"attend": check}, tmp_path)("attend")
+
+    die()
     (note,) = tmp_path.glob("*.running")
+    once = note.read_text()
+    assert serves() and lines == [] and not note.exists()
+    for kept in tmp_path.glob("*.json"):
+        kept.unlink()
+    note.write_text(once)
+    die()
+    assert not serves(lambda: pytest.fail("it ran again"))
+    assert "its check ended the process that ran it 2 times" in lines[0]
     os.utime(note, (0, 0))
-    assert Trust({"card": "x"}, {"attend": lambda: None}, tmp_path)("attend")
-    assert not [*tmp_path.glob("*.running")]
-
-
-def test_a_check_that_was_killed_is_no_fault(tmp_path: Path, lines: list[str]) -> None:
-    die(tmp_path)
-    assert Trust({"card": "x"}, {"attend": lambda: None}, tmp_path)("attend")
-    assert lines == [] and not [*tmp_path.glob("*.running")]
+    assert serves() and not note.exists()
 
 
 def test_a_check_under_way_elsewhere_is_no_fault(tmp_path: Path) -> None:
@@ -367,5 +325,3 @@ def test_what_is_kept_is_among_the_readings(
     assert said[1].startswith(
         "gate 5120x1280 bfloat16: up to 16 rows shape 0, 0.0100 ms, 1311 GB/s"
     )
-    kinds = {kind for record in trust.records().values() for kind in record}
-    assert kinds == {"kernels", "products"}

@@ -80,7 +80,7 @@ GAUDI: dict[tuple[str, int | None], tuple[int, int]] = {
 }
 
 
-#: Operators of several kernels, and those of each (``test_enter`` compares them with what is launched).
+#: Operators of several kernels, and those of each (``test_steps`` compares them with what is launched).
 SEVERAL: dict[str, Callable[[Any], int]] = {
     "choose_tokens": lambda given: 2,
     "draft_tokens": lambda given: 2,

@@ -171,27 +171,6 @@ def test_exact_gives_a_node_the_same_bits_in_steps_of_any_length(
 
 
 @interpreted
-@pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("fault", ["piece", "norm"])
-def test_a_faulty_kernel_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lantern_accel_cuda.kernels import few
-
-    x, weight, gain = drawn(0, 1, 72), drawn(1, 40, 72) * 72**-0.5, drawn(2, 72)
-    if fault == "piece":
-        honest = few.pieces_of
-        monkeypatch.setattr(few, "pieces_of", lambda *given: honest(*given) + 10**6)
-    gate, up = (normed(x, gain) @ weight.double().t()).chunk(2, dim=-1)
-    given = gain if fault == "piece" else gain * 1.05
-    got = few.gate(x, given, EPS, weight, 0, MANY)
-    want = torch.nn.functional.silu(gate) * up
-    if fault == "piece":  # more pieces than blocks are as many as there are
-        near(got, want, 4.0)
-        return
-    with pytest.raises(AssertionError):
-        near(got, want, 4.0)
-
-
-@interpreted
 @pytest.mark.parametrize("chosen", [pytest.param(0, marks=pytest.mark.long), None])
 def test_a_stack_of_blocks_is_the_reference_s(
     chosen: int | None, monkeypatch: pytest.MonkeyPatch

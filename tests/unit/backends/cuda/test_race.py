@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
-from support.cuda_double import doubled_backend
 from support.interpreter import interpreted
 
 from lantern_accel.device.noise import exponential, noise_keys
@@ -70,54 +66,3 @@ def test_a_row_that_is_no_number_gives_a_code_all_the_same() -> None:
     got = race.race(rows, KEYS, POSITIONS, 1, torch.int64)
     assert got is not None
     assert int(got[1, 2, 0]) == 150
-
-
-@interpreted
-@pytest.mark.long
-@pytest.mark.parametrize("fault", ["rotation", "parity", "logarithm"])
-def test_a_wrong_generator_is_found_by_the_check_of_first_use(
-    fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from lantern_accel.testing.result import Failed
-    from lantern_accel_cuda import agreement
-    from lantern_accel_cuda.kernels import race
-
-    backend, _ = doubled_backend(monkeypatch)
-    agreement.race(backend.site, (300,))
-    if fault == "logarithm":
-        honest = race.exponential_of
-        monkeypatch.setattr(race, "exponential_of", lambda words: honest(words) * 1.01 + 0.01)
-    elif fault == "parity":
-        monkeypatch.setattr(race, "_PARITY", type(race._PARITY)(0x1BD11BDB))
-    else:
-        honest_mix = race._mix
-
-        def other(x0: Any, x1: Any, by: Any) -> Any:
-            return honest_mix(x0, x1, 17 if getattr(by, "value", by) == 16 else by)
-
-        monkeypatch.setattr(race, "_mix", other)
-    with pytest.raises(Failed, match="codes of the race"):
-        agreement.race(backend.site, (300,))
-
-
-@interpreted
-@pytest.mark.long
-def test_the_backend_races_with_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from lantern_accel_cuda import agreement
-    from lantern_accel_cuda import backend as module
-    from lantern_accel_cuda.kernels import race
-
-    monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))
-    monkeypatch.setattr(module, "EVERY_STEP", ("race",))
-    checks = {"race": lambda: agreement.race(backend.site, (300,))}
-    monkeypatch.setattr(agreement, "checks_of", lambda site: checks)
-    backend, _ = doubled_backend(monkeypatch, trusted=False, preset="fast")
-    used: list[int] = []
-    honest = race.race
-    monkeypatch.setattr(race, "race", lambda *given: used.append(1) or honest(*given))
-    rows = weights(300)
-    one = backend.race(rows, KEYS, POSITIONS)
-    some = backend.race(rows, KEYS, POSITIONS, 4)
-    assert torch.equal(one, REFERENCE.race(rows, KEYS, POSITIONS))
-    assert torch.equal(some[..., 0], one)
-    assert len(used) >= 4  # twice by the check, then twice here

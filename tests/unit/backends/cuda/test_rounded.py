@@ -12,7 +12,6 @@ from support.interpreter import compiles, interpreted
 
 from lantern_accel.nn.rounding import ROUNDINGS, Rounded, rounded
 from lantern_accel.nn.transformer import Projection, pack
-from lantern_accel_cuda import agreement
 
 LONG = pytest.mark.long
 #: Multiprocessors of an RTX 3090.
@@ -123,25 +122,6 @@ def test_a_model_is_packed_for_the_kernel_and_multiplies_by_it(
                 found.append((part(x, one), part(x, one, residual.clone())))
         for got, want in zip(*found, strict=True):
             torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-4, msg=name)
-
-
-@interpreted
-@LONG
-def test_the_comparison_before_first_use_passes_and_finds_a_fault(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from lantern_accel_cuda.kernels import rounded as kernels
-
-    site = agreement.Site(torch.device("cpu"), CORES, (torch.float32,))
-    monkeypatch.setattr(agreement, "MATRICES", ((20, 72), (24, 576)))
-    agreement.rounded(site, rows=(2, 17))
-    real = kernels._levels
-    monkeypatch.setattr(
-        kernels, "_planes", lambda levels, bits: kernels.packed(levels, bits)
-    )  # not in planes
-    with pytest.raises(agreement.Failed):
-        agreement.rounded(site, rows=(2, 17))
-    assert real is kernels._levels
 
 
 @compiles

@@ -11,7 +11,6 @@ from support.interpreter import compiles, interpreted
 from torch import Tensor
 
 from lantern_accel.nn.rounding import ROUNDINGS, rounded
-from lantern_accel_cuda import agreement
 
 LONG = pytest.mark.long
 #: Multiprocessors with which inputs are shared among programs, and with which they are not.
@@ -86,26 +85,6 @@ def test_a_row_that_is_no_number_spoils_no_other() -> None:
     got = kernels.multiply(x, columns, None, MANY)
     assert not bool(got[3].isfinite().any())
     assert torch.equal(got[:3], want[:3]) and torch.equal(got[4:], want[4:])
-
-
-@interpreted
-@LONG
-def test_the_comparison_before_first_use_passes_and_finds_a_fault(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from lantern_accel_cuda.kernels import tiles
-
-    site = agreement.Site(torch.device("cpu"), MANY, (torch.float16,))
-    monkeypatch.setattr(agreement, "MATRICES", ((20, 72), (24, 576)))
-    agreement.tiles(site)
-    honest = tiles.launch
-
-    def shifted(x: Tensor, *given: Any) -> None:
-        honest(x.roll(1, 1), *given)
-
-    monkeypatch.setattr(tiles, "launch", shifted)
-    with pytest.raises(agreement.Failed):
-        agreement.tiles(site)
 
 
 @compiles

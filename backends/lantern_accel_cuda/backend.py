@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,7 @@ from lantern_accel.device.plan import (
     FusedStep,
     Refused,
     StepPlan,
+    WindowPlan,
 )
 from lantern_accel.device.preferences import Preferences
 from lantern_accel.device.sampling import Tables, triangle
@@ -57,6 +58,7 @@ from lantern_accel_cuda.trust import PASSED, Trust, source_digest
 if TYPE_CHECKING:
     from lantern_accel_cuda.agreement import Site
     from lantern_accel_cuda.choosing import Choices
+    from lantern_accel_cuda.kernels.rounded import Columns
 
 #: What a process of the checks of first use runs.
 PROGRAM = "from lantern_accel_cuda.backend import check_kernels; check_kernels()"
@@ -167,8 +169,8 @@ class DeviceBackend(Backend):
     def shape_of(self, stage: str, weight: Tensor, rows: int) -> int | None:
         """Return the shape in which a Triton kernel does a stage of few rows; None: torch's product does.
 
-        ``stage``: one of :data:`.layers.STAGES`. Measured at first use; not with ``preset=exact``, where
-        one shape serves all.
+        ``stage``: ``rotate``, ``gate``, ``add`` or ``sums``, of :mod:`.layers`. Measured at first use;
+        not with ``preset=exact``, where one shape serves all.
         """
         if not self.uses("few", weight.dtype):
             return None
@@ -243,7 +245,7 @@ class DeviceBackend(Backend):
         if isinstance(weight, Rounded):
             return super().linear(x, weight, bias, sums)
         if not isinstance(weight, Tensor):
-            return self._by_codes(x, weight, bias, sums)
+            return self._by_codes(x, cast("Columns", weight), bias, sums)
         if not sums or x.dtype == torch.float32 or torch.is_grad_enabled() or not self._leaves_sums:
             return super().linear(x, weight, bias, sums)
         flat = x.reshape(-1, x.shape[-1])
@@ -254,7 +256,7 @@ class DeviceBackend(Backend):
         out = torch.mm(flat, weight.t(), out_dtype=torch.float32).view(*x.shape[:-1], -1)
         return out if bias is None else out + bias
 
-    def _by_codes(self, x: Tensor, weight: Any, bias: Tensor | None, sums: bool) -> Tensor:
+    def _by_codes(self, x: Tensor, weight: Columns, bias: Tensor | None, sums: bool) -> Tensor:
         """Multiply by what :meth:`pack` made of codes: few rows by one kernel, tens by another."""
         from lantern_accel_cuda.kernels import rounded, tiles
 
@@ -353,7 +355,8 @@ class DeviceBackend(Backend):
         needed, dtype = ["advance"], None
         if plan.target is not None:
             needed += ["enter", "attend", "rms_norm", "swiglu", "rotate_write"]
-            needed += ["guess"] if getattr(plan.source, "head", None) is not None else []
+            if isinstance(plan.source, WindowPlan) and plan.source.head is not None:
+                needed.append("guess")
             dtype = plan.target.cache.layout.dtype
         missing = [name for name in needed if not self.uses(name, dtype)]
         if missing:

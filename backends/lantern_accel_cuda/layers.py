@@ -7,39 +7,29 @@ between kernels of its own, whichever was measured to be faster (:mod:`.choosing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lantern_accel.device.kv_cache import KVCache, Pass
-from lantern_accel.device.packed import Weight
+from lantern_accel.device import operations
+from lantern_accel.device.capture import Capture
+from lantern_accel.device.kv_cache import Pass
 from lantern_accel.device.plan import BlockWeights, Matrix, Norm, Stack
+from lantern_accel.device.sampling import SamplingOps
 from lantern_accel.nn.transformer import described
 from lantern_accel_cuda.kernels import few, fused
 
 Rotary = tuple[Tensor, Tensor]
 
 
-class Ops(Protocol):
-    """What stages need of the backend."""
+class Ops(operations.Ops, SamplingOps, Capture, Protocol):
+    """What steps and their stages need of the backend."""
 
     def serves_few(self, x: Tensor) -> bool: ...
     def shape_of(self, stage: str, weight: Tensor, rows: int) -> int | None: ...
-    def linear(
-        self, x: Tensor, weight: Weight, bias: Tensor | None = None, sums: bool = False
-    ) -> Tensor: ...
-    def linear_add(
-        self, x: Tensor, weight: Weight, residual: Tensor, bias: Tensor | None = None
-    ) -> Tensor: ...
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
-    def swiglu(self, x: Tensor) -> Tensor: ...
-    def rotate_write(
-        self, qkv: Tensor, rotary: object, kv: KVCache, layer: int, address: Tensor
-    ) -> Tensor: ...
-    def attend(self, q: Tensor, kv: KVCache, layer: int, mask: Tensor) -> Tensor: ...
 
 
 def rotated(
@@ -53,12 +43,11 @@ def rotated(
     """
     if shape is not None:
         gain, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-        return few.rotate(x, gain, eps, weight, rotary, address, k, v, heads, shape, cores)
+        return few.rotate(x, gain, eps, weight, *rotary, address, k, v, heads, shape, cores)
     if norm is not None:
         x = fused.rms_norm(x, norm.weight, norm.eps)
     qkv = F.linear(x, weight).view(*x.shape[:2], 3, heads, -1)
-    q: Tensor = torch.ops.lantern_accel_cuda.rotate_write(qkv, *rotary, address, k, v)
-    return q
+    return fused.rotate_store(qkv, *rotary, address, k, v)
 
 
 def gated(x: Tensor, norm: Norm, weight: Tensor, shape: int | None, cores: int) -> Tensor:
@@ -83,15 +72,6 @@ def sums(x: Tensor, weight: Tensor, shape: int | None, cores: int) -> Tensor:
         return few.sums(x, weight, shape, cores)
     flat = x.reshape(-1, x.shape[-1])
     return torch.mm(flat, weight.t(), out_dtype=torch.float32).view(*x.shape[:-1], -1)
-
-
-#: The stages, by the names under which measurements are kept.
-STAGES: dict[str, Callable[..., Any]] = {
-    "rotate": rotated,
-    "gate": gated,
-    "add": added,
-    "sums": sums,
-}
 
 
 def _weights(block: BlockWeights) -> tuple[Matrix, ...]:

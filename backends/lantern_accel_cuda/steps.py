@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -11,12 +11,15 @@ from lantern_accel.device.kv_cache import Pass
 from lantern_accel.device.plan import (
     FusedStep,
     NoDrafts,
-    Refused,
     StepPlan,
     TargetModel,
     WindowPlan,
 )
 from lantern_accel.nn.rounding import Rounded
+
+if TYPE_CHECKING:
+    from lantern_accel_cuda.kernels.guess import Guesses
+    from lantern_accel_cuda.layers import Ops
 
 #: The version of plans that these steps were written for.
 PLAN_VERSION = 3
@@ -72,14 +75,12 @@ def _unknown(plan: StepPlan, target: TargetModel) -> str:
     return "" if plain else "the target's blocks, cache or taps have another form"
 
 
-def fused_step(ops: Any, plan: StepPlan, cores: int = 1) -> FusedStep | Refused:
+def fused_step(ops: Any, plan: StepPlan, cores: int = 1) -> FusedStep:
     """Return a plan's step, or what follows its pass (:meth:`.Capture.fused_step`).
 
-    ``ops`` filters; for a plan with a target it is the backend, with the stages of :mod:`.layers`.
-    ``cores``: the card's multiprocessors.
+    ``plan``: one that :func:`refused` says nothing of. ``ops`` filters; for a plan with a target it is
+    the backend, with the stages of :mod:`.layers`. ``cores``: the card's multiprocessors.
     """
-    if why := refused(plan):
-        return Refused(why)
     from lantern_accel_cuda.kernels.advance import Advance
 
     source, guesses, last = plan.source, None, plan.sizes.tokens - 1
@@ -103,7 +104,7 @@ def fused_step(ops: Any, plan: StepPlan, cores: int = 1) -> FusedStep | Refused:
 
 
 def _whole(
-    ops: Any, plan: StepPlan, target: TargetModel, after: Step, guesses: Any, cores: int
+    ops: Ops, plan: StepPlan, target: TargetModel, after: Step, guesses: Guesses | None, cores: int
 ) -> Step:
     """Return the whole step: what stands before the pass in one kernel, the blocks, what follows it."""
     from lantern_accel_cuda import layers

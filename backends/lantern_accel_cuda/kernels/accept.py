@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lantern_accel.device.plan import AcceptancePlan, DraftedTree, Filter
 from lantern_accel_cuda.kernels import rows, sampling
+from lantern_accel_cuda.kernels.operators import operator
 from lantern_accel_cuda.kernels.rows import pick
 
 KINDS = {"exact": 0, "lantern": 1, "lantern++": 2}
@@ -170,14 +171,6 @@ def _walk(
     tl.store(bonus + image, code.to(bonus.dtype.element_ty))
 
 
-_LIBRARY = torch.library.Library("lantern_accel_cuda", "FRAGMENT")
-_LIBRARY.define(
-    "walk(Tensor probs, Tensor? q, Tensor tokens, Tensor first_child, Tensor num_children, Tensor tests,"
-    " Tensor? group, Tensor? neighbours, Tensor? rule_param, Tensor uniforms, Tensor bonus_uniform,"
-    " int depth, int k, int kind, bool aggregate) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
-)
-
-
 def _results(probs: Tensor, tokens: Tensor, depth: int) -> tuple[Tensor, ...]:
     images = len(probs)
     path = tokens.new_empty(images, depth + 1)
@@ -191,6 +184,12 @@ def _results(probs: Tensor, tokens: Tensor, depth: int) -> tuple[Tensor, ...]:
     )
 
 
+@operator(
+    "walk(Tensor probs, Tensor? q, Tensor tokens, Tensor first_child, Tensor num_children, Tensor tests,"
+    " Tensor? group, Tensor? neighbours, Tensor? rule_param, Tensor uniforms, Tensor bonus_uniform,"
+    " int depth, int k, int kind, bool aggregate) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    lambda probs, q, tokens, *rest: _results(probs, tokens, rest[8]),
+)
 def _walked(
     probs: Tensor,
     q: Tensor | None,
@@ -228,12 +227,6 @@ def _walked(
     return found
 
 
-_LIBRARY.impl("walk", _walked, "CompositeExplicitAutograd")
-torch.library.register_fake("lantern_accel_cuda::walk")(
-    lambda probs, q, tokens, *rest: _results(probs, tokens, rest[8])
-)
-
-
 def accept(
     tree: DraftedTree,
     logits: Tensor,
@@ -244,15 +237,10 @@ def accept(
 ) -> tuple[Tensor, ...] | None:
     """Walk down a tree (:meth:`SamplingOps.accept`); return the fields of an ``Accepted``.
 
-    None for the official residual, for a budget and for rules that are not the papers'.
+    ``rule``: of :data:`KINDS`, without a budget, and not with the official residual. None: not served.
     """
-    kind = KINDS.get(rule.kind)
-    if kind is None or rule.budget is not None or rule.residual == "official":
-        return None
-    k = rule.k
-    if not rule.relaxed:
-        kind = 0
-    elif (
+    k, kind = rule.k, KINDS[rule.kind] if rule.relaxed else 0
+    if kind and (
         rule.params is None
         or not 0 < k <= MOST_NEAR
         or rule.neighbours is None
@@ -270,7 +258,7 @@ def accept(
     tokens, first, count, tests = (table.contiguous() for table in tables)
     if uniforms.stride(-1) != 1:
         uniforms = uniforms.contiguous()
-    found: tuple[Tensor, ...] = torch.ops.lantern_accel_cuda.walk(
+    return _walked(
         probs,
         None if tree.q is None else tree.q.contiguous(),
         tokens,
@@ -287,4 +275,3 @@ def accept(
         kind,
         rule.residual == "aggregate",
     )
-    return found

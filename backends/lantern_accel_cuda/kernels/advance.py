@@ -18,20 +18,13 @@ from torch import Tensor
 
 from lantern_accel.device.plan import Buffers, NoDrafts, WindowPlan
 from lantern_accel_cuda.kernels.counters import counters_of
-from lantern_accel_cuda.kernels.race import PIECE, WARPS, exponential_of, threefry
+from lantern_accel_cuda.kernels.operators import operator
+from lantern_accel_cuda.kernels.race import PIECE, WARPS, exponential_of, score_of, threefry
 
 #: Below every score; behind a row's end.
 _NONE = tl.constexpr(-1.0)
 #: Positions of a window, at most: a program has them all in its registers.
 MOST_POSITIONS = 64
-
-
-@triton.jit
-def _score(w, at, noise, SIZE: tl.constexpr):
-    score = tl.div_rn(w, noise)
-    # A row that is not a number gives the first such code, as the reference does.
-    score = tl.where(score == score, score, float("inf"))
-    return tl.where(at < SIZE, score, _NONE)
 
 
 @triton.jit
@@ -54,8 +47,8 @@ def best_of(
     if KEEP:
         tl.store(to + 2 * half, a, mask=2 * half < SIZE)
         tl.store(to + 2 * half + 1, b, mask=2 * half + 1 < SIZE)
-    first = _score(a, 2 * half, exponential_of(even), SIZE)
-    second = _score(b, 2 * half + 1, exponential_of(odd), SIZE)
+    first = score_of(a, 2 * half, exponential_of(even), SIZE)
+    second = score_of(b, 2 * half + 1, exponential_of(odd), SIZE)
     high = tl.max(tl.maximum(first, second), 0)
     lower = tl.where(second == high, 2 * half + 1, 2 * SIZE + 1)
     lower = tl.where(first == high, 2 * half, lower)
@@ -256,25 +249,22 @@ class Advance:
     def __call__(self, weights: Tensor) -> None:
         """Choose tokens from ``weights``, float32 ``[B, T, V]``, and write what follows from them."""
         b, s = self.buffers, self.source
-        window = s if isinstance(s, WindowPlan) else None
-        noted = window is not None and self.count > 1
-        none = b.length
-        torch.ops.lantern_accel_cuda.choose_tokens(
-            weights, b.keys, b.length, none if window is None else window.place,
-            None if window is None else window.q, b.tokens,
-            none if window is None else window.newest,
-            none if window is not None or not isinstance(s, NoDrafts) else s.root,
-            [b.step, b.steps, b.histogram, b.last_length, b.finite, b.holds, b.report],
-            window.row_keys if noted and window is not None else None,
-            window.row_previous if noted and window is not None else None,
-            window.row_tokens if noted and window is not None else None,
-            self.count, self.last, window is not None,
+        place = newest = root = b.length  # what a step does not have is not read
+        q: Tensor | None = None
+        recall: tuple[Tensor | None, ...] = (None, None, None)
+        if isinstance(s, WindowPlan):
+            place, newest, q = s.place, s.newest, s.q
+            if self.count > 1:
+                recall = s.row_keys, s.row_previous, s.row_tokens
+        else:
+            root = s.root
+        counters = [b.step, b.steps, b.histogram, b.last_length, b.finite, b.holds, b.report]
+        _chosen(
+            weights, b.keys, b.length, place, q, b.tokens, newest, root, counters, *recall,
+            self.count, self.last, isinstance(s, WindowPlan),
         )  # fmt: skip
-        if window is not None and self.count > 1 and window.fresh != "given":
-            torch.ops.lantern_accel_cuda.draft_tokens(
-                window.q, b.keys, window.newest, window.place, b.tokens, self.count - 1, self.last,
-                window.width,
-            )  # fmt: skip
+        if isinstance(s, WindowPlan) and self.count > 1 and s.fresh != "given":
+            _drawn(s.q, b.keys, s.newest, s.place, b.tokens, self.count - 1, self.last, s.width)
 
 
 def pieces_of(size: int) -> tuple[int, int]:
@@ -288,6 +278,12 @@ def scores(rows: int, pieces: int, like: Tensor) -> tuple[Tensor, Tensor]:
     return best, torch.empty(rows * pieces, dtype=torch.int32, device=like.device)
 
 
+@operator(
+    "choose_tokens(Tensor weights, Tensor keys, Tensor(a!) length, Tensor place, Tensor(b!)? q,"
+    " Tensor(c!) tokens, Tensor(d!) newest, Tensor(e!) root, Tensor(f!)[] counters,"
+    " Tensor(g!)? row_keys, Tensor(h!)? row_previous, Tensor(i!)? row_tokens, int count, int last,"
+    " bool window) -> ()"
+)
 def _chosen(
     weights: Tensor, keys: Tensor, length: Tensor, place: Tensor, q: Tensor | None, tokens: Tensor,
     newest: Tensor, root: Tensor, counters: list[Tensor], row_keys: Tensor | None,
@@ -318,6 +314,10 @@ def _chosen(
         )  # fmt: skip
 
 
+@operator(
+    "draft_tokens(Tensor q, Tensor keys, Tensor newest, Tensor place, Tensor(a!) tokens, int count,"
+    " int last, int width) -> ()"
+)
 def _drawn(
     q: Tensor, keys: Tensor, newest: Tensor, place: Tensor, tokens: Tensor, count: int, last: int,
     width: int,
@@ -335,19 +335,3 @@ def _drawn(
             SIZE=size, BLOCK_L=triton.next_power_of_2(count),
             BLOCK_P=triton.next_power_of_2(pieces), num_warps=4,
         )  # fmt: skip
-
-
-_LIBRARY = torch.library.Library("lantern_accel_cuda", "FRAGMENT")
-_LIBRARY.define(
-    "choose_tokens(Tensor weights, Tensor keys, Tensor(a!) length, Tensor place, Tensor(b!)? q,"
-    " Tensor(c!) tokens, Tensor(d!) newest, Tensor(e!) root, Tensor(f!)[] counters,"
-    " Tensor(g!)? row_keys, Tensor(h!)? row_previous, Tensor(i!)? row_tokens, int count, int last,"
-    " bool window) -> ()"
-)
-_LIBRARY.define(
-    "draft_tokens(Tensor q, Tensor keys, Tensor newest, Tensor place, Tensor(a!) tokens, int count,"
-    " int last, int width) -> ()"
-)
-for _name, _function in (("choose_tokens", _chosen), ("draft_tokens", _drawn)):
-    _LIBRARY.impl(_name, _function, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"lantern_accel_cuda::{_name}")(lambda *given: None)

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lantern_accel_cuda.kernels.operators import operator
+
 #: Slots of a mask that a program writes at once.
 SLOTS = 1024
 
@@ -75,14 +77,6 @@ def _enter(
             tl.store(mask + here * capacity + s, seen.to(tl.int8), mask=s < capacity)
 
 
-_LIBRARY = torch.library.Library("lantern_accel_cuda", "FRAGMENT")
-_LIBRARY.define(
-    "enter_pass(Tensor tokens, Tensor length, Tensor prefix_mask, Tensor table, Tensor cos, Tensor sin,"
-    " int nodes, int branches, int limit, int capacity, int heads)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
-)
-
-
 def _like(
     tokens: Tensor, length: Tensor, prefix_mask: Tensor, table: Tensor, cos: Tensor, sin: Tensor,
     nodes: int, branches: int, limit: int, capacity: int, heads: int,
@@ -100,6 +94,12 @@ def _like(
     )
 
 
+@operator(
+    "enter_pass(Tensor tokens, Tensor length, Tensor prefix_mask, Tensor table, Tensor cos, Tensor sin,"
+    " int nodes, int branches, int limit, int capacity, int heads)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _like,
+)
 def _entered(
     tokens: Tensor, length: Tensor, prefix_mask: Tensor, table: Tensor, cos: Tensor, sin: Tensor,
     nodes: int, branches: int, limit: int, capacity: int, heads: int,
@@ -119,10 +119,6 @@ def _entered(
     return out
 
 
-_LIBRARY.impl("enter_pass", _entered, "CompositeExplicitAutograd")
-torch.library.register_fake("lantern_accel_cuda::enter_pass")(_like)
-
-
 def enter(
     tokens: Tensor, length: Tensor, prefix_mask: Tensor, table: Tensor, rotary: tuple[Tensor, Tensor],
     nodes: int, branches: int, limit: int, capacity: int, heads: int,
@@ -133,7 +129,5 @@ def enter(
     and sin, float32 ``[P + N, d/2]``. Of ``capacity`` slots a row has, the first P are the prompt's, and
     ``limit`` behind them the image's.
     """
-    made = torch.ops.lantern_accel_cuda.enter_pass(
-        tokens, length, prefix_mask, table, *rotary, nodes, branches, limit, capacity, heads
-    )
-    return Entered(*made)
+    given = tokens, length, prefix_mask, table, *rotary
+    return Entered(*_entered(*given, nodes, branches, limit, capacity, heads))

@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lantern_accel_cuda.kernels.counters import counters_of
+from lantern_accel_cuda.kernels.operators import operator
 
 #: What steps are served in. Float16 could not hold a norm's input times its weight, and float32 is there
 #: for exactness and not for speed.
@@ -218,29 +219,24 @@ def _launch(
         )  # fmt: skip
 
 
-_LIBRARY = torch.library.Library("lantern_accel_cuda", "FRAGMENT")
-_LIBRARY.define("few_sums(Tensor x, Tensor weight, int shape, int cores) -> Tensor")
-_LIBRARY.define("few_add(Tensor x, Tensor weight, Tensor(a!) out, int shape, int cores) -> ()")
-_LIBRARY.define(
-    "few_gate(Tensor x, Tensor? gain, float eps, Tensor weight, int shape, int cores) -> Tensor"
-)
-_LIBRARY.define(
-    "few_rotate(Tensor x, Tensor? gain, float eps, Tensor weight, Tensor cos, Tensor sin,"
-    " Tensor address, Tensor(a!) k, Tensor(b!) v, int heads, int shape, int cores) -> Tensor"
-)
-
-
 def _sums_like(x: Tensor, weight: Tensor, *rest: object) -> Tensor:
     return x.new_empty(*x.shape[:-1], weight.shape[0], dtype=torch.float32)
 
 
-def _sums(x: Tensor, weight: Tensor, shape: int, cores: int) -> Tensor:
+@operator("few_sums(Tensor x, Tensor weight, int shape, int cores) -> Tensor", _sums_like)
+def sums(x: Tensor, weight: Tensor, shape: int, cores: int) -> Tensor:
+    """Multiply ``x [..., in]`` by ``weight [out, in]``; the sums in float32, ``[..., out]``.
+
+    ``shape``: one of :data:`SHAPES`, by number; ``cores``: the card's multiprocessors.
+    """
     out = _sums_like(x, weight)
     _launch(x, weight, None, 0.0, out, 0, weight.shape[0], shape, cores)
     return out
 
 
-def _add(x: Tensor, weight: Tensor, out: Tensor, shape: int, cores: int) -> None:
+@operator("few_add(Tensor x, Tensor weight, Tensor(a!) out, int shape, int cores) -> ()")
+def add(x: Tensor, weight: Tensor, out: Tensor, shape: int, cores: int) -> None:
+    """Add the product of ``x [..., in]`` and ``weight [out, in]`` to ``out [..., out]``, contiguous."""
     _launch(x, weight, None, 0.0, out, 1, weight.shape[0], shape, cores)
 
 
@@ -248,57 +244,10 @@ def _gate_like(x: Tensor, gain: Tensor | None, eps: float, weight: Tensor, *rest
     return x.new_empty(*x.shape[:-1], weight.shape[0] // 2)
 
 
-def _gate(
-    x: Tensor, gain: Tensor | None, eps: float, weight: Tensor, shape: int, cores: int
-) -> Tensor:
-    out = _gate_like(x, gain, eps, weight)
-    _launch(x, weight, gain, eps, out, 2, out.shape[-1], shape, cores)
-    return out
-
-
-def _rotate_like(
-    x: Tensor, gain: Tensor | None, eps: float, weight: Tensor, cos: Tensor, sin: Tensor,
-    address: Tensor, k: Tensor, v: Tensor, heads: int, shape: int, cores: int,
-) -> Tensor:  # fmt: skip
-    return x.new_empty(*x.shape[:2], heads, weight.shape[0] // (3 * heads))
-
-
-def _rotate(
-    x: Tensor, gain: Tensor | None, eps: float, weight: Tensor, cos: Tensor, sin: Tensor,
-    address: Tensor, k: Tensor, v: Tensor, heads: int, shape: int, cores: int,
-) -> Tensor:  # fmt: skip
-    out = _rotate_like(x, gain, eps, weight, cos, sin, address, k, v, heads, shape, cores)
-    _launch(
-        x, weight, gain, eps, out, 3, weight.shape[0] // 2, shape, cores, (cos, sin, address, k, v),
-        x.shape[1], heads, k.shape[2], out.shape[-1], k.shape[3],
-    )  # fmt: skip
-    return out
-
-
-for _name, _function, _fake in (
-    ("few_sums", _sums, _sums_like),
-    ("few_add", _add, lambda x, weight, out, shape, cores: None),
-    ("few_gate", _gate, _gate_like),
-    ("few_rotate", _rotate, _rotate_like),
-):
-    _LIBRARY.impl(_name, _function, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"lantern_accel_cuda::{_name}")(_fake)
-
-
-def sums(x: Tensor, weight: Tensor, shape: int, cores: int) -> Tensor:
-    """Multiply ``x [..., in]`` by ``weight [out, in]``; the sums in float32, ``[..., out]``.
-
-    ``shape``: one of :data:`SHAPES`, by number; ``cores``: the card's multiprocessors.
-    """
-    out: Tensor = torch.ops.lantern_accel_cuda.few_sums(x, weight, shape, cores)
-    return out
-
-
-def add(x: Tensor, weight: Tensor, out: Tensor, shape: int, cores: int) -> None:
-    """Add the product of ``x [..., in]`` and ``weight [out, in]`` to ``out [..., out]``, contiguous."""
-    torch.ops.lantern_accel_cuda.few_add(x, weight, out, shape, cores)
-
-
+@operator(
+    "few_gate(Tensor x, Tensor? gain, float eps, Tensor weight, int shape, int cores) -> Tensor",
+    _gate_like,
+)
 def gate(
     x: Tensor, gain: Tensor | None, eps: float, weight: Tensor, shape: int, cores: int
 ) -> Tensor:
@@ -306,21 +255,35 @@ def gate(
 
     ``gain [in]``: the norm's weight; None: there is no norm.
     """
-    out: Tensor = torch.ops.lantern_accel_cuda.few_gate(x, gain, eps, weight, shape, cores)
+    out = _gate_like(x, gain, eps, weight)
+    _launch(x, weight, gain, eps, out, 2, out.shape[-1], shape, cores)
     return out
 
 
+def _rotate_like(
+    x: Tensor, gain: Tensor | None, eps: float, weight: Tensor, cos: Tensor, sin: Tensor,
+    address: Tensor, k: Tensor, v: Tensor, heads: int, *rest: int,
+) -> Tensor:  # fmt: skip
+    return x.new_empty(*x.shape[:2], heads, weight.shape[0] // (3 * heads))
+
+
+@operator(
+    "few_rotate(Tensor x, Tensor? gain, float eps, Tensor weight, Tensor cos, Tensor sin,"
+    " Tensor address, Tensor(a!) k, Tensor(b!) v, int heads, int shape, int cores) -> Tensor",
+    _rotate_like,
+)
 def rotate(
-    x: Tensor, gain: Tensor | None, eps: float, weight: Tensor, rotary: tuple[Tensor, Tensor],
+    x: Tensor, gain: Tensor | None, eps: float, weight: Tensor, cos: Tensor, sin: Tensor,
     address: Tensor, k: Tensor, v: Tensor, heads: int, shape: int, cores: int,
 ) -> Tensor:  # fmt: skip
     """Normalise ``x [R, T, in]``, multiply by ``[q; k; v]``, rotate q and k, store k and v; return q.
 
-    ``rotary``: cos and sin, float32 ``[R or 1, T, 1, 1, d/2]``; ``address`` as
-    :meth:`TensorOps.address` gives it; ``k, v [R, H, L, >= d]``: a layer's caches, contiguous.
+    ``cos, sin``: float32 ``[R or 1, T, 1, 1, d/2]``; ``address`` as :meth:`TensorOps.address` gives it;
+    ``k, v [R, H, L, >= d]``: a layer's caches, contiguous.
     """
-    cos, sin = rotary
-    q: Tensor = torch.ops.lantern_accel_cuda.few_rotate(
-        x, gain, eps, weight, cos, sin, address, k, v, heads, shape, cores
-    )
-    return q
+    out = _rotate_like(x, gain, eps, weight, cos, sin, address, k, v, heads)
+    _launch(
+        x, weight, gain, eps, out, 3, weight.shape[0] // 2, shape, cores, (cos, sin, address, k, v),
+        x.shape[1], heads, k.shape[2], out.shape[-1], k.shape[3],
+    )  # fmt: skip
+    return out

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lantern_accel.device.kv_cache import KVCache
+from lantern_accel_cuda.kernels.operators import operator
 
 #: Heads that a program rotates, and its warps: a plain step has few nodes, so that heads fill a card.
 HEADS, WARPS = 2, 1
@@ -80,16 +81,11 @@ def _rotate_write(
     tl.store(cache_v + place, v, mask=inside)
 
 
-_LIBRARY = torch.library.Library("lantern_accel_cuda", "FRAGMENT")
-_LIBRARY.define("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor")
-_LIBRARY.define("swiglu(Tensor x) -> Tensor")
-_LIBRARY.define(
-    "rotate_write(Tensor qkv, Tensor cos, Tensor sin, Tensor address, Tensor(a!) k, Tensor(b!) v)"
-    " -> Tensor"
+@operator(
+    "rms_norm(Tensor x, Tensor weight, float eps) -> Tensor", lambda x, *rest: x.new_empty(x.shape)
 )
-
-
-def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Normalise ``x [..., D]`` in float32 and scale it, as the reference does."""
     width = x.shape[-1]
     x = x.contiguous()
     out = torch.empty_like(x)
@@ -101,7 +97,9 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
-def _gate(x: Tensor) -> Tensor:
+@operator("swiglu(Tensor x) -> Tensor", lambda x: x.new_empty((*x.shape[:-1], x.shape[-1] // 2)))
+def swiglu(x: Tensor) -> Tensor:
+    """``silu(gate) * up`` of ``x = [gate; up]``, ``[..., 2F]``."""
     width = x.shape[-1] // 2
     x = x.contiguous()
     out = x.new_empty(*x.shape[:-1], width)
@@ -112,9 +110,15 @@ def _gate(x: Tensor) -> Tensor:
     return out
 
 
-def _rotate_and_store(
+@operator(
+    "rotate_write(Tensor qkv, Tensor cos, Tensor sin, Tensor address, Tensor(a!) k, Tensor(b!) v)"
+    " -> Tensor",
+    lambda qkv, *rest: qkv.new_empty((*qkv.shape[:2], *qkv.shape[3:])),
+)
+def rotate_store(
     qkv: Tensor, cos: Tensor, sin: Tensor, address: Tensor, k: Tensor, v: Tensor
 ) -> Tensor:
+    """Rotate and store as :func:`rotate_write`, in a layer's caches ``k, v [R, H, L, >= d]``."""
     rows, nodes, _, heads, width = qkv.shape
     out = torch.empty(rows, nodes, heads, width, dtype=qkv.dtype, device=qkv.device)
     with torch.cuda.device_of(qkv):
@@ -129,35 +133,6 @@ def _rotate_and_store(
     return out
 
 
-for _name, _function in (
-    ("rms_norm", _norm),
-    ("swiglu", _gate),
-    ("rotate_write", _rotate_and_store),
-):
-    _LIBRARY.impl(_name, _function, "CompositeExplicitAutograd")
-torch.library.register_fake("lantern_accel_cuda::rms_norm")(
-    lambda x, weight, eps: x.new_empty(x.shape)
-)
-torch.library.register_fake("lantern_accel_cuda::swiglu")(
-    lambda x: x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
-)
-torch.library.register_fake("lantern_accel_cuda::rotate_write")(
-    lambda qkv, cos, sin, address, k, v: qkv.new_empty((*qkv.shape[:2], *qkv.shape[3:]))
-)
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Normalise ``x [..., D]`` in float32 and scale it, as the reference does."""
-    out: Tensor = torch.ops.lantern_accel_cuda.rms_norm(x, weight, eps)
-    return out
-
-
-def swiglu(x: Tensor) -> Tensor:
-    """``silu(gate) * up`` of ``x = [gate; up]``, ``[..., 2F]``."""
-    out: Tensor = torch.ops.lantern_accel_cuda.swiglu(x)
-    return out
-
-
 def rotate_write(
     qkv: Tensor, rotary: tuple[Tensor, Tensor], kv: KVCache, layer: int, address: Tensor
 ) -> Tensor:
@@ -166,9 +141,4 @@ def rotate_write(
     ``rotary``: cos and sin, float32 ``[R or 1, T, 1, 1, d/2]``; ``address`` as
     :meth:`TensorOps.address` gives it.
     """
-    cos, sin = rotary
-    at = kv.layout
-    shape = (at.rows, at.heads, at.capacity, at.head_dim)
-    k, v = kv.keys[layer].view(shape), kv.values[layer].view(shape)
-    q: Tensor = torch.ops.lantern_accel_cuda.rotate_write(qkv, cos, sin, address, k, v)
-    return q
+    return rotate_store(qkv, *rotary, address, *kv.by_head(layer, kv.layout.capacity))

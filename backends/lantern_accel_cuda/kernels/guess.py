@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from lantern_accel.device.plan import Buffers, GuessHead, WindowPlan
 from lantern_accel_cuda.kernels.advance import best_of, joined, pieces_of, recalled, scores
+from lantern_accel_cuda.kernels.operators import operator
 from lantern_accel_cuda.kernels.race import WARPS
 
 #: The most of what makes the logits that a program has in its registers, and numbers of it at once.
@@ -170,7 +171,7 @@ class Guesses:
         if self.count == 1:
             return
         chosen = self._read(began + 1)
-        torch.ops.lantern_accel_cuda.guess_tokens(
+        _guessed(
             _weights(head), F.linear(feature, head.state), F.linear(guided, head.seen), b.keys, began,
             window, chosen, b.last_length, number, b.tokens, s.row_keys, s.row_previous, s.row_tokens,
             head.grid, head.least, self.last,
@@ -192,6 +193,11 @@ def _weights(head: GuessHead) -> list[Tensor]:
     return [head.codes, head.place, head.start, head.mid, head.head, head.bias]
 
 
+@operator(
+    "guess_tokens(Tensor[] head, Tensor known, Tensor seen, Tensor keys, Tensor began, Tensor window,"
+    " Tensor chosen, Tensor last_length, Tensor step, Tensor(a!) tokens, Tensor? row_keys,"
+    " Tensor? row_previous, Tensor? row_tokens, int grid, float least, int last) -> ()"
+)
 def _guessed(
     head: list[Tensor], known: Tensor, seen: Tensor, keys: Tensor, began: Tensor, window: Tensor,
     chosen: Tensor, last_length: Tensor, step: Tensor, tokens: Tensor, row_keys: Tensor | None,
@@ -230,13 +236,3 @@ def _guessed(
                 SIZE=size, RECALL=recalls, BLOCK_P=triton.next_power_of_2(pieces),
                 BLOCK_W=triton.next_power_of_2(wide), num_warps=1,
             )  # fmt: skip
-
-
-_LIBRARY = torch.library.Library("lantern_accel_cuda", "FRAGMENT")
-_LIBRARY.define(
-    "guess_tokens(Tensor[] head, Tensor known, Tensor seen, Tensor keys, Tensor began, Tensor window,"
-    " Tensor chosen, Tensor last_length, Tensor step, Tensor(a!) tokens, Tensor? row_keys,"
-    " Tensor? row_previous, Tensor? row_tokens, int grid, float least, int last) -> ()"
-)
-_LIBRARY.impl("guess_tokens", _guessed, "CompositeExplicitAutograd")
-torch.library.register_fake("lantern_accel_cuda::guess_tokens")(lambda *given: None)

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lantern_accel.device.noise import LN2, PARITY, SERIES
+from lantern_accel_cuda.kernels.operators import operator
 
 #: Codes that a program takes, its warps, and the most siblings that it keeps.
 PIECE = 1024
@@ -81,12 +82,17 @@ def exponential_of(words):
 
 
 @triton.jit
-def _scores(weights, at, noise, SIZE: tl.constexpr):
-    w = tl.load(weights + at, mask=at < SIZE, other=0.0)
+def score_of(w, at, noise, SIZE: tl.constexpr):
+    """Return what codes ``at`` score with weights ``w``; below every score behind the row's end."""
     score = tl.div_rn(w, noise)
     # A row that is not a number gives the first such code, as the reference does.
     score = tl.where(score == score, score, float("inf"))
     return tl.where(at < SIZE, score, _NONE)
+
+
+@triton.jit
+def _scores(weights, at, noise, SIZE: tl.constexpr):
+    return score_of(tl.load(weights + at, mask=at < SIZE, other=0.0), at, noise, SIZE)
 
 
 @triton.jit(do_not_specialize=["count", "pieces"])
@@ -134,12 +140,12 @@ def _race_join(
         score = tl.where(code == first, _NONE - 1.0, score)
 
 
-_LIBRARY = torch.library.Library("lantern_accel_cuda", "FRAGMENT")
-_LIBRARY.define(
-    "race(Tensor weights, Tensor keys, Tensor positions, int count, ScalarType index) -> Tensor"
+@operator(
+    "race(Tensor weights, Tensor keys, Tensor positions, int count, ScalarType index) -> Tensor",
+    lambda weights, keys, positions, count, index: weights.new_empty(
+        (*weights.shape[:-1], count), dtype=index
+    ),
 )
-
-
 def _raced(
     weights: Tensor, keys: Tensor, positions: Tensor, count: int, index: torch.dtype
 ) -> Tensor:
@@ -163,14 +169,6 @@ def _raced(
     return out
 
 
-_LIBRARY.impl("race", _raced, "CompositeExplicitAutograd")
-torch.library.register_fake("lantern_accel_cuda::race")(
-    lambda weights, keys, positions, count, index: weights.new_empty(
-        (*weights.shape[:-1], count), dtype=index
-    )
-)
-
-
 def race(
     weights: Tensor, keys: Tensor, positions: Tensor, count: int, index: torch.dtype
 ) -> Tensor | None:
@@ -184,5 +182,4 @@ def race(
         return None
     if positions.shape != weights.shape[:-1] or len(keys) != len(weights):
         return None
-    found: Tensor = torch.ops.lantern_accel_cuda.race(weights, keys, positions, count, index)
-    return found
+    return _raced(weights, keys, positions, count, index)

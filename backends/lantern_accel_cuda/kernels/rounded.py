@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from lantern_accel.nn.rounding import Rounded, Rounding, packed
 from lantern_accel_cuda.kernels import tiles
+from lantern_accel_cuda.kernels.operators import operator
 
 #: Rows above which a matrix is made dense once: then products cost more than reading does.
 MOST_ROWS = 128
@@ -203,14 +204,27 @@ def pieces_of(inputs: int, outputs: int, cores: int) -> int:
     return max(1, min(-(-PROGRAMS * cores // blocks), groups // LEAST_GROUPS))
 
 
-def _multiplied(
+def _shaped(
     x: Tensor, codes: Tensor, step: Tensor, offset: Tensor | None, bias: Tensor | None,
-    bits: int, outputs: int, cores: int, sums: bool = False, tiled: bool = True,
+    bits: int, outputs: int, cores: int, sums: bool, tiled: bool,
 ) -> Tensor:  # fmt: skip
+    return x.new_empty((*x.shape[:-1], outputs), dtype=torch.float32 if sums else x.dtype)
+
+
+@operator(
+    "rounded_product(Tensor x, Tensor codes, Tensor step, Tensor? offset, Tensor? bias, int bits,"
+    " int outputs, int cores, bool sums, bool tiled) -> Tensor",
+    _shaped,
+)
+def product(
+    x: Tensor, codes: Tensor, step: Tensor, offset: Tensor | None, bias: Tensor | None,
+    bits: int, outputs: int, cores: int, sums: bool, tiled: bool,
+) -> Tensor:  # fmt: skip
+    """Multiply as :func:`multiply`, by the tensors of a matrix."""
     inputs = x.shape[-1]
     flat = x.reshape(-1, inputs).contiguous()
     rows, ld = len(flat), codes.shape[1]
-    out = x.new_empty(*x.shape[:-1], outputs, dtype=torch.float32 if sums else x.dtype)
+    out = _shaped(x, codes, step, offset, bias, bits, outputs, cores, sums, tiled)
     groups = triton.cdiv(inputs, GROUP)
     share = triton.cdiv(groups, pieces_of(inputs, outputs, cores))
     pieces = triton.cdiv(groups, share)
@@ -237,22 +251,6 @@ def _multiplied(
     return out
 
 
-_LIBRARY = torch.library.Library("lantern_accel_cuda", "FRAGMENT")
-_LIBRARY.define(
-    "rounded_product(Tensor x, Tensor codes, Tensor step, Tensor? offset, Tensor? bias, int bits,"
-    " int outputs, int cores, bool sums=False, bool tiled=True) -> Tensor"
-)
-_LIBRARY.impl("rounded_product", _multiplied, "CompositeExplicitAutograd")
-
-
-@torch.library.register_fake("lantern_accel_cuda::rounded_product")
-def _shaped(
-    x: Tensor, codes: Tensor, step: Tensor, offset: Tensor | None, bias: Tensor | None,
-    bits: int, outputs: int, cores: int, sums: bool = False, tiled: bool = True,
-) -> Tensor:  # fmt: skip
-    return x.new_empty((*x.shape[:-1], outputs), dtype=torch.float32 if sums else x.dtype)
-
-
 def multiply(
     x: Tensor,
     weight: Columns,
@@ -270,8 +268,7 @@ def multiply(
     if x.numel() // x.shape[-1] > MOST_ROWS:
         out: Tensor = F.linear(x, weight.dense(x.dtype), bias)
         return out.float() if sums else out
-    out = torch.ops.lantern_accel_cuda.rounded_product(
+    return product(
         x, weight.codes, weight.step, weight.offset, bias, weight.rounding.bits, weight.shape[0],
         cores, sums, tiled,
     )  # fmt: skip
-    return out

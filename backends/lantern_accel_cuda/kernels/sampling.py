@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lantern_accel.device.plan import Filter
 from lantern_accel_cuda.kernels import rows
+from lantern_accel_cuda.kernels.operators import operator
 from lantern_accel_cuda.kernels.rows import (
     LOWEST,
     mass_above,
@@ -135,18 +136,11 @@ def _draw(
     tl.store(out + row * count + order, gone.to(out.dtype.element_ty), mask=order < count)
 
 
-_LIBRARY = torch.library.Library("lantern_accel_cuda", "FRAGMENT")
-_LIBRARY.define(
+@operator(
     "guide(Tensor logits, Tensor token, Tensor? scale, Tensor? image_scale, float image, Tensor? kind,"
-    " Tensor? penalty, int branches) -> Tensor"
+    " Tensor? penalty, int branches) -> Tensor",
+    lambda logits, *rest: logits.new_empty(logits.shape[0] // rest[-1], *logits.shape[1:]),
 )
-_LIBRARY.define(
-    "filter(Tensor logits, Tensor? temperature, float t, int top_k, Tensor? top_p, float p,"
-    " bool cut, bool p_first) -> Tensor"
-)
-_LIBRARY.define("draw(Tensor weights, Tensor uniforms, ScalarType index) -> Tensor")
-
-
 def _guided(
     logits: Tensor,
     token: Tensor,
@@ -174,6 +168,11 @@ def _guided(
     return out
 
 
+@operator(
+    "filter(Tensor logits, Tensor? temperature, float t, int top_k, Tensor? top_p, float p,"
+    " bool cut, bool p_first) -> Tensor",
+    lambda logits, *rest: torch.empty_like(logits.contiguous()),
+)
 def _filtered(
     logits: Tensor,
     temperature: Tensor | None,
@@ -200,6 +199,10 @@ def _filtered(
     return out
 
 
+@operator(
+    "draw(Tensor weights, Tensor uniforms, ScalarType index) -> Tensor",
+    lambda weights, u, index: u.new_empty(u.shape, dtype=index),
+)
 def _drawn(weights: Tensor, uniforms: Tensor, index: torch.dtype) -> Tensor:
     weights, size, count = weights.contiguous(), weights.shape[-1], uniforms.shape[-1]
     out = torch.empty(uniforms.shape, dtype=index, device=weights.device)
@@ -212,19 +215,6 @@ def _drawn(weights: Tensor, uniforms: Tensor, index: torch.dtype) -> Tensor:
             num_warps=4,
         )  # fmt: skip
     return out
-
-
-def _guided_like(logits: Tensor, token: Tensor, *rest: object) -> Tensor:
-    return logits.new_empty(logits.shape[0] // int(str(rest[-1])), *logits.shape[1:])
-
-
-for _name, _function, _fake in (
-    ("guide", _guided, _guided_like),
-    ("filter", _filtered, lambda logits, *rest: torch.empty_like(logits.contiguous())),
-    ("draw", _drawn, lambda weights, u, index: u.new_empty(u.shape, dtype=index)),
-):
-    _LIBRARY.impl(_name, _function, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"lantern_accel_cuda::{_name}")(_fake)
 
 
 def _apart(value: Tensor | float | None) -> tuple[Tensor | None, float]:
@@ -258,10 +248,7 @@ def guide(
     if penalty is not None:
         penalty = penalty.contiguous()
     held, image = _apart(image_scale)
-    found: Tensor = torch.ops.lantern_accel_cuda.guide(
-        logits, token, scale, held, image, kind, penalty, branches
-    )
-    return found
+    return _guided(logits, token, scale, held, image, kind, penalty, branches)
 
 
 def filter(logits: Tensor, given: Filter) -> Tensor | None:
@@ -270,10 +257,8 @@ def filter(logits: Tensor, given: Filter) -> Tensor | None:
         return None
     temperature, t = _apart(given.temperature)
     top_p, p = _apart(given.top_p)
-    found: Tensor = torch.ops.lantern_accel_cuda.filter(
-        logits, temperature, t, given.top_k, top_p, p, given.top_p is not None, given.p_first
-    )
-    return found
+    cut = given.top_p is not None
+    return _filtered(logits, temperature, t, given.top_k, top_p, p, cut, given.p_first)
 
 
 def draw(weights: Tensor, uniforms: Tensor, index: torch.dtype) -> Tensor | None:
@@ -285,5 +270,4 @@ def draw(weights: Tensor, uniforms: Tensor, index: torch.dtype) -> Tensor | None
         return None
     if uniforms.shape[-1] > MOST_DRAWS:
         return None
-    found: Tensor = torch.ops.lantern_accel_cuda.draw(weights, uniforms, index)
-    return found
+    return _drawn(weights, uniforms, index)

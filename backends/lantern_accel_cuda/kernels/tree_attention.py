@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lantern_accel_cuda.kernels.counters import counters_of
+from lantern_accel_cuda.kernels.operators import operator
 
 #: The peak of no score: finite, so that a piece without a visible key makes no NaN.
 HIDDEN = tl.constexpr(-1.0e30)
@@ -141,11 +142,16 @@ def _attend(
         tl.store(out + place, acc.to(out.dtype.element_ty), mask=inside)
 
 
-_LIBRARY = torch.library.Library("lantern_accel_cuda", "FRAGMENT")
-_LIBRARY.define("tree_attention(Tensor q, Tensor k, Tensor v, Tensor mask, int cores) -> Tensor")
+@operator(
+    "tree_attention(Tensor q, Tensor k, Tensor v, Tensor mask, int cores) -> Tensor",
+    lambda q, *rest: q.new_empty(q.shape),
+)
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, cores: int) -> Tensor:
+    """Attend: ``q [R, T, H, d]``, ``k, v [R, H, L, >= d]``, ``mask`` int8 ``[R, 1, T, L]``.
 
-
-def _tree_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, cores: int) -> Tensor:
+    ``k, v`` are the first slots of a contiguous cache. Returns ``[R, T, H, d]``, contiguous, in q's
+    dtype; ``cores`` is the GPU's count of multiprocessors. A query that sees nothing gives zeros.
+    """
     rows, nodes, heads, width = q.shape
     capacity, stored = k.shape[2:]
     edges = mask.shape[-1], mask.storage_offset(), mask.stride(0), mask.stride(2)
@@ -167,19 +173,3 @@ def _tree_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, cores: int) -
             num_warps=chosen.warps, num_stages=STAGES,
         )  # fmt: skip
     return out
-
-
-_LIBRARY.impl("tree_attention", _tree_attention, "CompositeExplicitAutograd")
-torch.library.register_fake("lantern_accel_cuda::tree_attention")(
-    lambda q, k, v, mask, cores: q.new_empty(q.shape)
-)
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, cores: int) -> Tensor:
-    """Attend: ``q [R, T, H, d]``, ``k, v [R, H, L, >= d]``, ``mask`` int8 ``[R, 1, T, L]``.
-
-    ``k, v`` are the first slots of a contiguous cache. Returns ``[R, T, H, d]``, contiguous, in q's
-    dtype; ``cores`` is the GPU's count of multiprocessors. A query that sees nothing gives zeros.
-    """
-    found: Tensor = torch.ops.lantern_accel_cuda.tree_attention(q, k, v, mask, cores)
-    return found

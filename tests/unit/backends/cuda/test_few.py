@@ -98,7 +98,7 @@ def test_queries_are_rotated_and_the_caches_written(shared: bool) -> None:
     turned = TensorOps().rotate(qkv[:, :, :2], rotary)
     TensorOps().write(want, 1, address, turned[:, :, 1], qkv[:, :, 2])
     k, v = ours.by_head(1, layout.capacity)
-    q = few.rotate(x, gain, EPS, weight, rotary, address, k, v, heads, 0, MANY)
+    q = few.rotate(x, gain, EPS, weight, *rotary, address, k, v, heads, 0, MANY)
     near(q, turned[:, :, 0].double(), 4.0)
     for got, here in zip(ours.buffers, want.buffers, strict=True):
         near(got, here.double(), 4.0)

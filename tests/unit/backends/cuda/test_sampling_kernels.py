@@ -247,9 +247,7 @@ def test_a_tree_is_walked_as_the_reference_walks(kind: str, residual: str, drawn
 
 
 @interpreted
-def test_what_has_no_kernel_goes_the_reference_s_way() -> None:
-    from lantern_accel_cuda.kernels import accept as kernels
-
+def test_what_has_no_kernel_goes_the_reference_s_way(monkeypatch: pytest.MonkeyPatch) -> None:
     class Half(NearestCodes):
         def bound(self, px: Tensor, runtime_params: Tensor) -> Tensor:
             return 0.5 * px
@@ -258,14 +256,16 @@ def test_what_has_no_kernel_goes_the_reference_s_way() -> None:
     table = neighbour_table(normal(5, 29, 3), 8)
     tests, bonus = uniform(1, 3, sum(tree.max_children)), uniform(2, 3)
     runtime_params = torch.tensor([2.0])
+    backend, _ = doubled_backend(monkeypatch, preset="fast")
+    given = tests, bonus, False
     for rule in (
         Rule(Half(kind="half", k=4), "aggregate", table, torch.tensor([])),
         Rule(LanternPP(k=4), "official", table, runtime_params),
         Rule(LanternPP(k=4), "aggregate", table, runtime_params, torch.tensor([0.1])),
     ):
-        assert kernels.accept(tree, logits, Filter(), rule.given, tests, bonus) is None
+        assert backend.accept(tree, logits, Filter(), rule.given, *given) is None
     served = Rule(LanternPP(k=4), "aggregate", table, runtime_params)
-    assert kernels.accept(tree, logits, Filter(), served.given, tests, bonus) is not None
+    assert backend.accept(tree, logits, Filter(), served.given, *given) is not None
 
 
 @compiles

@@ -12,7 +12,8 @@ import torch
 from lantern_accel.strategy.values import STRATEGIES
 from lantern_accel.testing import tiny
 from lantern_accel.testing.result import Failed, Measured, NotApplicable
-from lantern_accel_cuda.options import NAMES, has_triton
+from lantern_accel_cuda import agreement
+from lantern_accel_cuda.options import has_triton
 
 #: The backend that is checked; it asks for these checks, so that they do not name its class.
 _Backend = Any
@@ -108,34 +109,27 @@ def released(backend: _Backend) -> Measured:
     return Measured("a released graph's memory comes back")
 
 
-def _agrees(name: str) -> Callable[[Any], Measured]:
+def sampling(site: agreement.Site) -> Measured:
+    """Compare filters, draws, races and walks on rows as long as a codebook, for many images."""
+    agreement.filters(site, (1000, 16384))
+    agreement.draws(site, (1000, 16384))
+    agreement.race(site, (1000, 16384))
+    return agreement.walks(site, 4096, agreement.IMAGES)
+
+
+def _by_triton(compare: Callable[[agreement.Site], Measured]) -> Callable[[_Backend], Measured]:
     def check(backend: _Backend) -> Measured:
         if not has_triton():
             raise NotApplicable("the package triton is not installed")
-        from lantern_accel_cuda import agreement
-
-        found: Measured = agreement.KERNELS[name](backend.site)
-        return found
+        return compare(backend.site)
 
     return check
 
 
-def sampling(backend: _Backend) -> Measured:
-    """Compare filters, draws, races and walks on rows as long as a codebook, for many images."""
-    if not has_triton():
-        raise NotApplicable("the package triton is not installed")
-    from lantern_accel_cuda import agreement
-
-    agreement.filters(backend.site, (1000, 16384))
-    agreement.draws(backend.site, (1000, 16384))
-    agreement.race(backend.site, (1000, 16384))
-    return agreement.walks(backend.site, 4096, agreement.IMAGES)
-
-
-CHECKS: dict[str, Callable[[Any], Any]] = {
+CHECKS: dict[str, Callable[[_Backend], Measured]] = {
     "gpu.no_host_read": no_host_read,
     "gpu.no_allocation": no_allocation,
     "gpu.released": released,
-    "gpu.sampling_kernels": sampling,
-    **{f"gpu.kernel_{name}": _agrees(name) for name in NAMES},
+    "gpu.sampling_kernels": _by_triton(sampling),
+    **{f"gpu.kernel_{name}": _by_triton(one) for name, one in agreement.KERNELS.items()},
 }

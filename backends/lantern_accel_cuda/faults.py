@@ -7,8 +7,8 @@ import re
 import subprocess
 import sysconfig
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 import torch
 
@@ -153,24 +153,15 @@ def not_opened(error: BaseException, device: torch.device) -> BackendError:
     )
 
 
-class explained:
-    """A block whose errors of the GPU come out explained; others pass."""
-
-    def __init__(self, device: torch.device, doing: str) -> None:
-        self._device, self._doing = device, doing
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        known = None if error is None else explain(error, self._device, self._doing)
-        if known is not None:
+@contextmanager
+def explained(device: torch.device, doing: str) -> Iterator[None]:
+    """Explain errors of the GPU that leave the block; others pass."""
+    try:
+        yield
+    except Exception as error:
+        if (known := explain(error, device, doing)) is not None:
             raise known from error
+        raise
 
 
 def illegal_operator(step: Callable[[], None], device: torch.device) -> str:

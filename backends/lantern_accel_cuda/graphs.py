@@ -17,7 +17,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
@@ -33,6 +32,9 @@ WARMUPS = 3
 #: More memory than this outside torch's pool is not a graph's: another process took it meanwhile.
 MOST_BESIDE = 64 * 2**20
 
+
+#: What torch calls a pool of memory for graphs.
+Pool = tuple[int, int]
 
 #: Name of what is recorded for a measurement.
 TRIAL = "measurement"
@@ -90,7 +92,7 @@ class GraphReplay(Replay):
 class _Take:
     """One capture under way; :meth:`cut` ends a graph and begins the next."""
 
-    def __init__(self, device: torch.device, pool: Any, first: str) -> None:
+    def __init__(self, device: torch.device, pool: Pool, first: str) -> None:
         self._pool = pool
         self._device = device
         self.graphs: list[tuple[str, torch.cuda.CUDAGraph]] = []
@@ -125,8 +127,7 @@ class Recorder:
     def __init__(self, device: torch.device, mode: str) -> None:
         self.device = device
         self._mode = mode
-        self._stream: torch.cuda.Stream | None = None
-        self._pool: Any = None
+        self._pool: Pool | None = None
         self._take: _Take | None = None
         self._made: weakref.WeakSet[GraphReplay] = weakref.WeakSet()
         self.bytes_kept = 0
@@ -153,55 +154,44 @@ class Recorder:
     def capture(self, step: Callable[[], None], name: str) -> Replay:
         """Warm up, record and return ``step``; raises BackendError where it cannot be recorded."""
         began = time.perf_counter()
-        if self._mode != "off":
-            self._check()
-        if self._stream is None:
-            self._stream = stream_of(self.device, "capture")
-        stream = self._stream
-        current = torch.cuda.current_stream(self.device)
-        stream.wait_stream(current)
-        try:
-            # The first run makes as many counters as are needed, so that none is made while recording.
-            with recording(self._counters), torch.cuda.stream(stream):
-                for _ in range(WARMUPS):
-                    step()
-            current.wait_stream(stream)
-            if self._mode == "off":
-                replay = Replay(step)
-                replay.seconds = time.perf_counter() - began
-                return replay
-            with recording(self._counters):
-                replay = self._record(step, name, stream)
-        except Exception as error:
-            raise self._failed(error, step, name) from error
+        records = self._mode != "off"
+        replay = self._made_of(step, name, stream_of(self.device, "capture"), WARMUPS, records)
         replay.seconds = time.perf_counter() - began
         return replay
 
-    def trial(self, run: Callable[[], None]) -> GraphReplay:
+    def trial(self, run: Callable[[], None]) -> Replay:
         """Run once, record and return ``run``, whatever the mode, for whoever times and releases it.
 
         Raises BackendError as :meth:`capture` does. ``run`` makes no cycle that holds memory of the GPU.
         """
-        self._check()
-        stream = stream_of(self.device, "measure")
-        current = torch.cuda.current_stream(self.device)
-        stream.wait_stream(current)
-        try:
-            with recording(self._counters):
-                with torch.cuda.stream(stream):
-                    run()
-                replay = self._record(run, TRIAL, stream)
-        except Exception as error:
-            raise self._failed(error, run, TRIAL) from error
-        current.wait_stream(stream)
-        return replay
+        return self._made_of(run, TRIAL, stream_of(self.device, "measure"), 1)
 
-    def _check(self) -> None:
-        if self.failure:
+    def _made_of(
+        self,
+        run: Callable[[], None],
+        name: str,
+        stream: torch.cuda.Stream,
+        warmups: int,
+        records: bool = True,
+    ) -> Replay:
+        """Run a function ``warmups`` times on a side stream, and record it where ``records``."""
+        if records and self.failure:
             raise NotCapturableError(
                 f"an earlier capture failed ({self.failure}), after which torch's allocator records "
                 "no more in this process"
             )
+        current = torch.cuda.current_stream(self.device)
+        stream.wait_stream(current)
+        try:
+            # The first run makes as many counters as are needed, so that none is made while recording.
+            with recording(self._counters):
+                with torch.cuda.stream(stream):
+                    for _ in range(warmups):
+                        run()
+                current.wait_stream(stream)
+                return self._record(run, name, stream) if records else Replay(run)
+        except Exception as error:
+            raise self._failed(error, run, name) from error
 
     def _record(self, run: Callable[[], None], name: str, stream: torch.cuda.Stream) -> GraphReplay:
         torch.cuda.synchronize(self.device)
@@ -268,5 +258,5 @@ class Recorder:
         """Release every recording."""
         for one in list(self._made):
             one.release()
-        self._pool = self._stream = None
+        self._pool = None
         self._counters = Counters()

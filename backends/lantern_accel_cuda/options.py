@@ -14,25 +14,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "preset": ("fast", "safe", "exact"),
     "graph": ("step", "phases", "off"),
 }
-#: The Triton kernels, as the checks and the lines about them name them.
-NAMES = (
-    "attend",
-    "rms_norm",
-    "swiglu",
-    "rotate_write",
-    "guide",
-    "filter",
-    "draw",
-    "race",
-    "accept",
-    "rounded",
-    "tiles",
-    "few",
-    "enter",
-    "advance",
-    "guess",
-)
-#: Of these, the ones that are checked in one dtype at a time, when they are to serve in it.
+#: Of the Triton kernels (:data:`.agreement.KERNELS`), those that are checked in one dtype at a time, when
+#: they are to serve in it.
 BY_DTYPE = frozenset({"attend", "rms_norm", "swiglu", "rotate_write", "rounded", "tiles", "few"})
 #: Of these, the one that is checked by rule and residual.
 BY_RULE = frozenset({"accept"})
@@ -51,12 +34,6 @@ MEANINGS = {
     ),
     "graph": "what one CUDA graph holds: the whole step, one of its phases (for profiling), nothing",
 }
-#: Options of before, and what stands for their values now.
-FORMER: dict[str, dict[str, str]] = {
-    "attention": {"triton": "preset=fast, the default", "sdpa": "preset=safe"},
-    "kernels": {"triton": "preset=fast, the default", "torch": "preset=safe"},
-    "compile": {"off": "preset=safe"},
-}
 
 
 @dataclass(frozen=True)
@@ -71,12 +48,6 @@ class Options:
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Options:
         """Check options by name and value; raises DeviceRequestError for what there is not."""
-        for name in FORMER.keys() & given.keys():
-            now = FORMER[name].get(str(given[name]), "preset=fast, the default")
-            raise DeviceRequestError(
-                f"backend 'cuda' has no option {name!r} any more; in place of {name}={given[name]} give "
-                f"{now}"
-            )
         listing = {
             name: f"{meaning} ({', '.join(CHOICES[name])})" for name, meaning in MEANINGS.items()
         }

@@ -22,7 +22,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock
 
@@ -49,7 +48,7 @@ class Trust:
 
     def __init__(
         self,
-        key: Mapping[str, Any],
+        key: Mapping[str, str],
         checks: Mapping[str, Check],
         folder: Path | None = None,
         ready: Check = lambda: None,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.tools import tool_module
 
-from lantern_accel_cuda.options import NAMES
+from lantern_accel_cuda.agreement import KERNELS
 
 TRITON = importlib.util.find_spec("triton") is not None
 needs_triton = pytest.mark.skipif(
@@ -32,7 +32,7 @@ def test_the_committed_table_has_every_kernel_and_no_spill(tool: Any) -> None:
     assert shown == [(case.kernel, case.shape) for case in tool.cases()], (
         "run python tools/kernel_table.py"
     )
-    assert {kernel.partition(",")[0] for kernel, _ in shown} == set(NAMES)
+    assert {kernel.partition(",")[0] for kernel, _ in shown} == set(KERNELS)
     assert not any("spilled" in line for line in lines)
     assert sum("times what is needed" in line for line in lines) == len(tool.REPEATED)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from lantern_accel.device.backend import Backend
 from lantern_accel.testing import kit
 from lantern_accel.testing.result import Failed
-from lantern_accel_cuda import agreement, attention, checks, options
+from lantern_accel_cuda import agreement, attention, checks
 from lantern_accel_cuda.graphs import GraphReplay
 
 
@@ -38,7 +38,7 @@ def test_they_pass_or_say_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> Non
         "gpu.no_allocation": "passed",
         "gpu.released": "passed",
         "gpu.sampling_kernels": "not applicable",
-        **{f"gpu.kernel_{name}": "not applicable" for name in options.NAMES},
+        **{f"gpu.kernel_{name}": "not applicable" for name in agreement.KERNELS},
     }
     assert torch.cuda.get_sync_debug_mode() == 0
     # What older torch allocates to begin a capture is not what the step left in the pool.

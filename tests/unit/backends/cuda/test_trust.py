@@ -19,7 +19,7 @@ from support.interpreter import compiles
 from lantern_accel.errors import DeviceLostError
 from lantern_accel.files import write_record
 from lantern_accel.testing.result import Failed
-from lantern_accel_cuda import options, trust
+from lantern_accel_cuda import agreement, trust
 from lantern_accel_cuda.trust import Trust
 
 KEY = {"card": "Double of a GPU", "driver": "550", "triton": "3.9"}
@@ -284,7 +284,7 @@ def test_triton_that_cannot_run_here_leaves_torch_s_operators(
     x, weight = torch.ones(2, 8).bfloat16(), torch.ones(8).bfloat16()
     assert torch.equal(backend.rms_norm(x, weight, 0.0), x)
     assert not backend.preferences.skips_hidden
-    assert not any(backend.uses(name) for name in options.NAMES)
+    assert not any(backend.uses(name) for name in agreement.KERNELS)
     assert len(lines) == 1 and "in place of all its kernels" in lines[0]
     assert not [*tmp_path.rglob("*.json")]
 
@@ -297,7 +297,7 @@ def test_kernels_of_tensor_cores_serve_from_compute_capability_8_0_on(
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))
     backend, double = doubled_backend(monkeypatch, preset="fast")
     double.capability = (7, 5)
-    refused = {name for name in options.NAMES if not backend.uses(name)}
+    refused = {name for name in agreement.KERNELS if not backend.uses(name)}
     assert refused == {"attend", "rounded", "tiles", "few"}
     assert not backend.serves_few(torch.zeros(1, 2, 32, dtype=torch.bfloat16))
     assert not backend.preferences.skips_hidden and "few in float16" not in backend.together(
@@ -306,7 +306,7 @@ def test_kernels_of_tensor_cores_serve_from_compute_capability_8_0_on(
     assert len(lines) == 1 and "compute capability 7.5" in lines[0]
     other, double = doubled_backend(monkeypatch, preset="fast")
     double.capability = (8, 0)
-    assert all(other.uses(name) for name in options.NAMES) and len(lines) == 1
+    assert all(other.uses(name) for name in agreement.KERNELS) and len(lines) == 1
 
 
 @compiles

@@ -95,7 +95,6 @@ class Graph:
         self._double = double
         self._tape: _Tape | None = None
         self._pool: Any = None
-        self.replays = 0
         self.was_reset = False
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
@@ -127,7 +126,6 @@ class Graph:
     def replay(self) -> None:
         assert self._tape is not None and not self.was_reset
         self._double.alive()
-        self.replays += 1
         self._double.allocations += self._double.allocates_in_replay
         self._double.log("replay")
         self._tape.run()

@@ -249,6 +249,7 @@ class Advance:
     def __call__(self, weights: Tensor) -> None:
         """Choose tokens from ``weights``, float32 ``[B, T, V]``, and write what follows from them."""
         b, s = self.buffers, self.source
+        assert b.keys is not None  # else the plan is refused
         place = newest = root = b.length  # what a step does not have is not read
         q: Tensor | None = None
         recall: tuple[Tensor | None, ...] = (None, None, None)
@@ -264,6 +265,7 @@ class Advance:
             self.count, self.last, isinstance(s, WindowPlan),
         )  # fmt: skip
         if isinstance(s, WindowPlan) and self.count > 1 and s.fresh != "given":
+            assert s.q is not None
             _drawn(s.q, b.keys, s.newest, s.place, b.tokens, self.count - 1, self.last, s.width)
 
 

@@ -165,7 +165,7 @@ class Guesses:
         """Guess behind a step that began with ``noted``, of states ``guided`` float32 ``[B, L, D]``."""
         (began, window, number), b, s = noted, self.buffers, self.source
         head, feature = s.head, s.feature
-        assert head is not None and feature is not None
+        assert head is not None and feature is not None and b.keys is not None
         kept = b.last_length.clamp(min=0).view(-1, 1, 1).expand(-1, 1, guided.shape[-1])
         feature.copy_(guided.gather(1, kept.long()).squeeze(1))
         if self.count == 1:

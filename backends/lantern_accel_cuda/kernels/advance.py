@@ -252,7 +252,7 @@ class Advance:
         assert b.keys is not None  # else the plan is refused
         place = newest = root = b.length  # what a step does not have is not read
         q: Tensor | None = None
-        recall: tuple[Tensor | None, ...] = (None, None, None)
+        recall: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
         if isinstance(s, WindowPlan):
             place, newest, q = s.place, s.newest, s.q
             if self.count > 1:

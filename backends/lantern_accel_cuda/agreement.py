@@ -553,9 +553,7 @@ def _model(ops: TensorOps, codes: int) -> tiny.TinyModel:
     return fill_random(manifest.model_copy(update=parts), ops, ops.device, draw)
 
 
-def _engine(
-    ops: TensorOps, drafts: NoTree | Window, images: int = 2, codes: int = CODES
-) -> tiny.TinyEngine:
+def _engine(ops: TensorOps, drafts: NoTree | Window, images: int = 2, codes: int = CODES) -> Any:
     """Return an engine of some images on a tiny model with a request loaded, on the operators."""
     model, sampling = _model(ops, codes), Sampling(cfg_scale=2.5, top_k=12)
     strategy = Strategy(name="check", drafts=drafts, acceptance=Exact(), coupling="invariant")

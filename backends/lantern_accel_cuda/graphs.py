@@ -17,6 +17,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -32,9 +33,6 @@ WARMUPS = 3
 #: More memory than this outside torch's pool is not a graph's: another process took it meanwhile.
 MOST_BESIDE = 64 * 2**20
 
-
-#: What torch calls a pool of memory for graphs.
-Pool = tuple[int, int]
 
 #: Name of what is recorded for a measurement.
 TRIAL = "measurement"
@@ -92,7 +90,7 @@ class GraphReplay(Replay):
 class _Take:
     """One capture under way; :meth:`cut` ends a graph and begins the next."""
 
-    def __init__(self, device: torch.device, pool: Pool, first: str) -> None:
+    def __init__(self, device: torch.device, pool: Any, first: str) -> None:
         self._pool = pool
         self._device = device
         self.graphs: list[tuple[str, torch.cuda.CUDAGraph]] = []
@@ -127,7 +125,7 @@ class Recorder:
     def __init__(self, device: torch.device, mode: str) -> None:
         self.device = device
         self._mode = mode
-        self._pool: Pool | None = None
+        self._pool: Any = None
         self._take: _Take | None = None
         self._made: weakref.WeakSet[GraphReplay] = weakref.WeakSet()
         self.bytes_kept = 0

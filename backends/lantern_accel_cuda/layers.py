@@ -18,6 +18,7 @@ from lantern_accel.device import operations
 from lantern_accel.device.capture import Capture
 from lantern_accel.device.kv_cache import Pass
 from lantern_accel.device.plan import BlockWeights, Matrix, Norm, Stack
+from lantern_accel.device.preferences import Preferences
 from lantern_accel.device.sampling import SamplingOps
 from lantern_accel.nn.transformer import described
 from lantern_accel_cuda.kernels import few, fused
@@ -28,6 +29,8 @@ Rotary = tuple[Tensor, Tensor]
 class Ops(operations.Ops, SamplingOps, Capture, Protocol):
     """What steps and their stages need of the backend."""
 
+    @property
+    def preferences(self) -> Preferences: ...  # type: ignore[override]  # it depends on the kernels
     def serves_few(self, x: Tensor) -> bool: ...
     def shape_of(self, stage: str, weight: Tensor, rows: int) -> int | None: ...
 

@@ -12,7 +12,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
+
+from lantern_accel_hpu.bridge import UNSAFE
 
 GIB = 2**30
 
@@ -40,26 +42,18 @@ class Metric:
 class _Record(TorchDispatchMode):
     """Executes operators, and records them with the very tensors they ran on."""
 
-    def __init__(self, bridge: Gaudi, graph: Any) -> None:
+    def __init__(self, graph: HPUGraph) -> None:
         super().__init__()
-        self.bridge, self.graph = bridge, graph
+        self.graph = graph
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        name = func._schema.name
-        if name in self.bridge.without_kernel:
-            self.bridge.fall_back(name, capturing=self.graph is not None)
-        out = func(*args, **kwargs)
-        if self.graph is not None:
-            self.graph.recorded.append((func, args, kwargs, out))
+        out = func(*args, **(kwargs or {}))
+        self.graph.recorded.append((func, args, kwargs or {}, out))
         return out
 
 
 class Gaudi:
-    """``habana_frameworks.torch.hpu``, lazy or eager.
-
-    ``log``: what was called, in order. ``without_kernel``: operators (``aten::sort``) that fall back.
-    """
+    """``habana_frameworks.torch.hpu``, lazy or eager; ``log``: what was called, in order."""
 
     def __init__(self, *, lazy: bool = False, limit: int = 94 * GIB, modules: int = 1) -> None:
         self.log: list[str] = []
@@ -70,10 +64,9 @@ class Gaudi:
         self._pending: list[Callable[[], None]] = []
         #: Errors of earlier work, of which each wait raises one.
         self.errors: list[Exception] = []
-        self.without_kernel: set[str] = set()
         self.in_use, self.limit = 1 * GIB, limit
         self.capturing_graph: Any = None
-        self.stream_now = self.first_stream = Stream(self)
+        self.stream_now = self.first_stream = Stream()
         self.counted = {
             "graph_compilation": Metric(TotalNumber=0, TotalTime=0, AvgTime=0.0),
             "cpu_fallback": Metric(TotalNumber=0, FallbackOps={}),
@@ -82,20 +75,12 @@ class Gaudi:
         self.metrics = SimpleNamespace(metric_global=self.metric_global)
         if lazy:
             self.HPUGraph = lambda: HPUGraph(self)
-            self.graph = lambda hpu_graph, stream=None, dry_run=False: self._graph(
-                hpu_graph, stream, dry_run
-            )
+            self.graph = self._graph
 
     # --- device --------------------------------------------------------------------------------
 
-    def is_available(self) -> bool:
-        return True
-
     def is_initialized(self) -> bool:
         return self.module is not None
-
-    def device_count(self) -> int:
-        return len(_listed() or self.all_modules)
 
     def get_device_name(self, device=None) -> str:
         return "GAUDI2"
@@ -140,9 +125,6 @@ class Gaudi:
     def memory_stats(self, device=None) -> dict[str, int]:
         return {"Limit": self.limit, "InUse": self.in_use, "MaxInUse": self.in_use, "NumAllocs": 3}
 
-    def mem_get_info(self, device=None) -> tuple[int, int]:
-        return self.limit - self.in_use, self.limit
-
     def reset_peak_memory_stats(self, device=None) -> None:
         self.log.append("reset_peak_memory_stats")
 
@@ -158,7 +140,7 @@ class Gaudi:
         return self.first_stream
 
     def Stream(self, device=None, priority=0) -> Stream:
-        return Stream(self)
+        return Stream()
 
     @contextlib.contextmanager
     def stream(self, stream) -> Iterator[None]:
@@ -183,40 +165,30 @@ class Gaudi:
         """Own addition: compile operators of eager mode, of which no event tells; caches tell."""
         self.counted["recipe_cache"].add("TotalMiss", times)
 
-    def fall_back(self, operator: str, *, capturing: bool = False) -> None:
+    def fall_back(self, operator: str) -> None:
         """Own addition: run an operator on the CPU, which counts first and then ends a capture."""
         metric = self.counted["cpu_fallback"]
         metric.add("TotalNumber")
         operators = metric._stats["FallbackOps"]
         operators[operator] = operators.get(operator, 0) + 1
-        if capturing:
+        if self.capturing_graph is not None:
             raise RuntimeError("cpu fallback is not supported during hpu graph capturing")
 
     # --- graphs --------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _graph(self, hpu_graph, stream, dry_run) -> Iterator[None]:
+    def _graph(self, hpu_graph, stream=None, dry_run=False) -> Iterator[None]:
         self.synchronize()
-        with self.stream(stream if stream is not None else Stream(self)):
+        with self.stream(stream if stream is not None else Stream()):
             hpu_graph.capture_begin(dry_run)
             try:
                 yield
             finally:
                 hpu_graph.capture_end()
 
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Own addition: let operators outside a capture fall back, too."""
-        with _Record(self, None):
-            yield
-
 
 class Stream:
-    def __init__(self, bridge: Gaudi) -> None:
-        self.bridge = bridge
-
-    def synchronize(self) -> None:
-        self.bridge.log.append("stream.synchronize")
+    """An order of work, of which the backend asks nothing but who it is."""
 
 
 def _listed() -> list[int]:
@@ -234,9 +206,6 @@ class Event:
     def wait(self, stream=None) -> None:
         pass
 
-    def query(self) -> bool:
-        return True
-
     def synchronize(self) -> None:
         self.bridge.log.append("event.synchronize")
         self.bridge.finish()
@@ -251,21 +220,18 @@ class HPUGraph:
     def __init__(self, bridge: Gaudi) -> None:
         self.bridge = bridge
         self.recorded: list[Any] | None = None
-        self._stream: Stream | None = None
-        self._mode: _Record | None = None
 
     def capture_begin(self, dry_run=False) -> None:
         if self.bridge.capturing_graph is not None:
             raise RuntimeError("GRAPH:: graph Capture already in progress")
         self.bridge.log.append("capture_begin")
         self.bridge.capturing_graph, self._stream = self, self.bridge.stream_now
-        self.recorded, self._mode = [], _Record(self.bridge, self)
+        self.recorded, self._mode = [], _Record(self)
         self._mode.__enter__()
 
     def capture_end(self) -> None:
         if self.bridge.stream_now is not self._stream:
             raise RuntimeError("GRAPH:: Capture must end on the same stream it began on.")
-        assert self._mode is not None
         self._mode.__exit__(None, None, None)
         self.bridge.log.append("capture_end")
         self.bridge.capturing_graph = None
@@ -298,16 +264,11 @@ def _overwrite(old: Any, new: Any) -> None:
 # --- fused kernels ------------------------------------------------------------------------------
 
 
-@torch._dynamo.disable
-def recompute_sdp_enabled() -> bool:
-    """``habana_frameworks.torch.hpu.recompute_sdp_enabled``: in a module that Dynamo skips."""
-    return True
-
-
 class FusedSDPA(torch.autograd.Function):
     """Attention as Habana documents it: positional, heads first, causal or a mask but not both.
 
-    As in the vendor's wrapper, who leaves out ``recompute_mode`` (eight arguments) has it asked for.
+    As in the vendor's wrapper, who leaves out ``recompute_mode`` (eight arguments) has it asked for in
+    a module that Dynamo does not trace.
     """
 
     @staticmethod
@@ -328,13 +289,11 @@ class FusedSDPA(torch.autograd.Function):
         return_attn_probs=False,
     ):
         if recompute_mode is None:
-            recompute_mode = recompute_sdp_enabled()
+            torch._dynamo.disable(lambda: True)()
         if is_causal and attn_mask is not None:
             raise AssertionError("is_causal and a mask exclude each other")
-        if softmax_mode not in (
-            "None",
-            "fast",
-        ):  # the bridge would take it for None, and say nothing
+        # The bridge would take it for None, and say nothing.
+        if softmax_mode not in ("None", "fast"):
             raise AssertionError(f"release 1.19 has no softmax mode {softmax_mode!r}")
         if not q.shape[:2] == k.shape[:2] == v.shape[:2]:
             raise AssertionError(f"heads first is wanted, got {q.shape}, {k.shape}, {v.shape}")
@@ -369,6 +328,54 @@ def apply_rotary_pos_emb(p, *args):
         raise AssertionError(f"angles {cos.shape} do not fit positions {p.shape}")
     halves = torch.stack((-p[:, :, :, 1::2], p[:, :, :, ::2]), dim=-1)
     return p * cos + halves.flatten(-2) * sin
+
+
+# --- modules ------------------------------------------------------------------------------------
+
+
+def sdk(hpu: Gaudi) -> dict[str, dict[str, Any]]:
+    """Return what the SDK's modules hold, by name, parents first."""
+
+    def mark_step(device_str="", sync=False) -> None:
+        hpu.log.append("mark_step")
+
+    backend = "habana_frameworks.torch.dynamo.compile_backend"
+    return {
+        "habana_frameworks": {},
+        "habana_frameworks.torch": {},
+        "habana_frameworks.torch.hpu": {n: getattr(hpu, n) for n in dir(hpu) if n[0] != "_"},
+        "habana_frameworks.torch.core": {"mark_step": mark_step},
+        "habana_frameworks.torch.utils": {},
+        "habana_frameworks.torch.utils.internal": {"is_lazy": lambda: hasattr(hpu, "graph")},
+        "habana_frameworks.torch.dynamo": {},
+        backend: {},
+        f"{backend}.config": dict.fromkeys(UNSAFE, True),
+        "habana_frameworks.torch.hpex": {},
+        "habana_frameworks.torch.hpex.kernels": {
+            "FusedSDPA": FusedSDPA,
+            "RotaryPosEmbeddingMode": RotaryPosEmbeddingMode,
+            "apply_rotary_pos_emb": apply_rotary_pos_emb,
+        },
+        "habana_frameworks.torch.hpex.normalization": {"FusedRMSNorm": FusedRMSNorm},
+    }
+
+
+def hlml(modules: Sequence[int], fails: str = "", joules: int = 7) -> SimpleNamespace:
+    """Return a double of habana-pyhlml: a card a module number; ``fails``: its driver is missing."""
+
+    def start() -> None:
+        print("Failed to load libhlml" if fails else "", end="")
+        if fails:
+            raise RuntimeError(fails)
+
+    return SimpleNamespace(
+        hlmlInit=start,
+        hlmlGetDriverVersion=lambda: b"1.24.1-abc\n",
+        hlmlDeviceGetCount=lambda: len(modules),
+        hlmlDeviceGetHandleByIndex=lambda index: index,
+        hlmlDeviceGetModuleID=lambda device: modules[device],
+        hlmlDeviceGetTotalEnergyConsumption=lambda device: 1000 * joules + device,
+    )
 
 
 def tensors_of(value: Any) -> list[Tensor]:

@@ -5,24 +5,12 @@ from __future__ import annotations
 import builtins
 import os
 import sys
-from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from support.gaudi import (
-    GIB,
-    FusedRMSNorm,
-    FusedSDPA,
-    Gaudi,
-    Metric,
-    RotaryPosEmbeddingMode,
-    apply_rotary_pos_emb,
-    on_cpu,
-)
+from support import gaudi
+from support.gaudi import GIB, Gaudi, Metric, on_cpu
 
 from lantern_accel.device.backend import dtype_policy
 from lantern_accel.errors import BackendError
@@ -37,43 +25,18 @@ from lantern_accel_hpu.spec import Spec
 
 @pytest.fixture
 def sdk(monkeypatch: pytest.MonkeyPatch):
-    """Install a double of the SDK as modules, with the kernels that are named."""
+    """Install the double of the SDK as modules, with its fused kernels."""
 
-    def make(*, lazy: bool = False, kernels: bool = True, modules: int = 1) -> Gaudi:
+    def make(*, lazy: bool = False, modules: int = 1) -> Gaudi:
         hpu = Gaudi(lazy=lazy, modules=modules)
         monkeypatch.setattr(DeviceBackend, "_arithmetic", (True, True))  # it computes nothing
-        marks: list[str] = hpu.log
-        parts: dict[str, dict[str, Any]] = {
-            "": {},
-            ".torch": {},
-            ".torch.hpu": {name: getattr(hpu, name) for name in dir(hpu) if name[0] != "_"},
-            ".torch.core": {
-                "mark_step": lambda device_str="", sync=False: marks.append("mark_step")
-            },
-            ".torch.utils": {},
-            ".torch.utils.internal": {"is_lazy": lambda: lazy},
-            ".torch.dynamo": {},
-            ".torch.dynamo.compile_backend": {},
-            ".torch.dynamo.compile_backend.config": dict.fromkeys(UNSAFE, True),
-            ".torch.hpex": {},
-        }
-        if kernels:
-            parts[".torch.hpex.kernels"] = {
-                "FusedSDPA": FusedSDPA,
-                "RotaryPosEmbeddingMode": RotaryPosEmbeddingMode,
-                "apply_rotary_pos_emb": apply_rotary_pos_emb,
-            }
-            parts[".torch.hpex.normalization"] = {"FusedRMSNorm": FusedRMSNorm}
-        for name, content in parts.items():
-            module = ModuleType(f"habana_frameworks{name}")
+        for name, content in gaudi.sdk(hpu).items():
+            module = ModuleType(name)
             vars(module).update(content, __path__=[])
-            monkeypatch.setitem(sys.modules, module.__name__, module)
-        for name in parts:  # attributes, as importing a submodule sets them
-            parent, _, child = f"habana_frameworks{name}".rpartition(".")
-            if parent:
-                monkeypatch.setattr(
-                    sys.modules[parent], child, sys.modules[f"{parent}.{child}"], raising=False
-                )
+            monkeypatch.setitem(sys.modules, name, module)
+            parent, _, child = name.rpartition(".")
+            if parent:  # an attribute, as importing a submodule sets it
+                monkeypatch.setattr(sys.modules[parent], child, module, raising=False)
         return hpu
 
     monkeypatch.delenv("LANTERN_HPU_SOFTWARE", raising=False)
@@ -87,25 +50,6 @@ def sdk(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv(name, "")  # so that whatever a test sets is undone
         monkeypatch.delenv(name)
     return make
-
-
-def hlml(monkeypatch: pytest.MonkeyPatch, modules: tuple[int, ...], fails: str = "") -> None:
-    """Install a double of habana-pyhlml: a card a module number, 7 J used by each."""
-
-    def start() -> None:
-        print("Failed to load libhlml" if fails else "", end="")
-        if fails:
-            raise RuntimeError(fails)
-
-    double = SimpleNamespace(
-        hlmlInit=start,
-        hlmlGetDriverVersion=lambda: b"1.24.1-abc\n",
-        hlmlDeviceGetCount=lambda: len(modules),
-        hlmlDeviceGetHandleByIndex=lambda index: index,
-        hlmlDeviceGetModuleID=lambda device: modules[device],
-        hlmlDeviceGetTotalEnergyConsumption=lambda device: 7000 + device,
-    )
-    monkeypatch.setitem(sys.modules, "pyhlml", double)
 
 
 def test_what_float32_is_like_is_measured(monkeypatch) -> None:
@@ -124,7 +68,7 @@ def test_what_float32_is_like_is_measured(monkeypatch) -> None:
 
 def test_the_device_opens_through_the_documented_api(sdk, monkeypatch) -> None:
     hpu = sdk()
-    hlml(monkeypatch, (4,))
+    monkeypatch.setitem(sys.modules, "pyhlml", gaudi.hlml([4]))
     backend = Spec().open(0, {})
     facts = backend.facts()
     assert (facts.name, facts.vendor, facts.memory_bytes) == ("GAUDI2", "Intel", 94 * GIB)
@@ -218,39 +162,45 @@ def test_without_a_wish_the_driver_gives_a_free_card(sdk) -> None:
     assert not [note for note in backend.facts().notes if note.startswith("module")]
 
 
-def test_a_container_of_one_card_has_no_other_whatever_its_number(sdk, monkeypatch) -> None:
-    """There the driver numbers it 0, and refuses the number that it has on the host."""
-    sdk()
-    monkeypatch.setattr(environment, "devices", lambda: ["Gaudi at /dev/accel/accel0"])
-    with pytest.raises(BackendError, match=r"no hpu:5: .* shows one Gaudi, which is hpu:0"):
-        Spec().open(5, {})
-    Spec().open(0, {})
-    assert cards.VISIBLE not in os.environ
-
-
-def test_a_card_that_cannot_be_had_says_which_and_why(sdk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_that_cannot_be_had_leaves_another_to_be_opened(
+    sdk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hpu = sdk(modules=8)
     monkeypatch.setenv("HABANA_VISIBLE_MODULES", "2,5")
-    with pytest.raises(BackendError, match=r"no hpu:2: HABANA_VISIBLE_MODULES=2,5 leaves 2 Gaudis"):
-        Spec().open(2, {})
     hpu.busy = {5}
     monkeypatch.setattr(bridge, "PATIENCE", 0.0)
     with pytest.raises(BackendError, match="module number 5 cannot be opened: another process"):
         Spec().open(1, {})
-    # Not another card in its place; and what failed leaves no trace, so that a free one can be opened.
+    # Not another card in its place; and what failed leaves no trace.
     assert hpu.module is None
     assert os.environ["HABANA_VISIBLE_MODULES"] == "2,5" and "HLS_MODULE_ID" not in os.environ
-    assert hpu.module is None and Spec().open(0, {}) and hpu.module == 2
+    assert Spec().open(0, {}) and hpu.module == 2
 
 
-def test_a_card_used_before_is_not_exchanged(sdk, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("index", "environ", "shown", "used", "says"),
+    [
+        # There the driver numbers it 0, and refuses the number that it has on the host.
+        (5, {}, 1, False, "shows one Gaudi, which is hpu:0"),
+        (2, {"HABANA_VISIBLE_MODULES": "2,5"}, 8, False, "HABANA_VISIBLE_MODULES=2,5 leaves 2"),
+        (3, {}, 8, True, "set HABANA_VISIBLE_MODULES=3 before Python starts"),
+        (3, {"HLS_MODULE_ID": "4"}, 8, False, "HLS_MODULE_ID=4 gives this process another"),
+    ],
+)
+def test_a_card_that_this_process_does_not_have(
+    sdk, monkeypatch, index: int, environ: dict[str, str], shown: int, used: bool, says: str
+) -> None:
     hpu = sdk(modules=8)
-    hpu.current_device()
-    with pytest.raises(BackendError, match=r"set HABANA_VISIBLE_MODULES=3 before Python starts"):
-        Spec().open(3, {})
-    monkeypatch.setenv("HLS_MODULE_ID", "4")
-    with pytest.raises(BackendError, match="HLS_MODULE_ID=4 gives this process another"):
-        Spec().open(3, {})
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(environment, "devices", lambda: ["Gaudi"] * shown)
+    if used:
+        hpu.current_device()
+    with pytest.raises(BackendError, match=says):
+        Spec().open(index, {})
+    assert {name: os.environ.get(name) for name in environ} == environ
+    if not used:
+        Spec().open(0, {})
 
 
 # --- energy -------------------------------------------------------------------------------------
@@ -274,7 +224,7 @@ def test_the_card_is_found_by_its_module(
     millijoules: int | None,
     reason: str,
 ) -> None:
-    hlml(monkeypatch, modules)
+    monkeypatch.setitem(sys.modules, "pyhlml", gaudi.hlml(modules))
     meter = EnergyMeter(cards.module(environ))
     assert meter.millijoules() == millijoules
     assert reason in meter.reason
@@ -283,70 +233,34 @@ def test_the_card_is_found_by_its_module(
 def test_no_meter_is_a_reason_and_nothing_on_the_output(monkeypatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "pyhlml", None)
     assert "habana-pyhlml is not installed" in EnergyMeter().reason
-    hlml(monkeypatch, (0,), fails="Lib not initialized")
+    monkeypatch.setitem(sys.modules, "pyhlml", gaudi.hlml([0], fails="Lib not initialized"))
     meter = EnergyMeter()
     assert meter.millijoules() is None
     assert meter.reason == "no energy meter: habana-pyhlml says Lib not initialized"
     assert capsys.readouterr().out == ""  # the library prints, and --json writes there
 
 
-# --- keys of what is kept -------------------------------------------------------------------------
+# --- keys of what is kept -----------------------------------------------------------------------
 
 
-#: What the card's tools and the bridge show, which changes while nobody changes anything.
-READINGS = st.fixed_dictionaries(
-    {
-        "millijoules": st.one_of(st.integers(0, 2**63), st.none()),  # None: the meter fails
-        "driver": st.sampled_from(("1.24.1-fw-60", None)),  # None: it fails when it is loaded
-        "in_use": st.integers(GIB, 90 * GIB),
-        "compiled": st.integers(0, 5),
-        "clock": st.integers(200, 1900),
-        "watts": st.integers(50, 900),
-        "degrees": st.integers(20, 105),
-    }
-)
-
-
-@settings(max_examples=60, deadline=None)
-@given(READINGS, READINGS)
+@pytest.mark.parametrize("fails", ["", "AIP Lost"])
 def test_no_reading_is_in_the_key_of_what_is_kept(
-    one: dict[str, Any], other: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
     """Auto and tune measure anew where a key changes: every image, if a reading were part of it."""
-    assert kept_under(one) == kept_under(other)
-
-
-def kept_under(shown: dict[str, Any]) -> dict[str, Any]:
-    """Open a card that shows these readings, use its meters, and return the key of a choice."""
-
-    def read(value: Any) -> Callable[..., Any]:
-        def call(*of: Any) -> Any:
-            if value is None:
-                raise RuntimeError("AIP Lost")
-            return value
-
-        return call
-
-    library: Any = ModuleType("pyhlml")
-    library.hlmlInit = lambda: None
-    library.hlmlGetDriverVersion = read(shown["driver"])
-    library.hlmlDeviceGetCount = lambda: 1
-    library.hlmlDeviceGetHandleByIndex = lambda index: index
-    library.hlmlDeviceGetTotalEnergyConsumption = read(shown["millijoules"])
-    library.hlmlDeviceGetClockInfo = read(shown["clock"])
-    library.hlmlDeviceGetPowerUsage = read(shown["watts"])
-    library.hlmlDeviceGetTemperature = read(shown["degrees"])
+    monkeypatch.setattr(DeviceBackend, "_arithmetic", (True, True))
     model = SimpleNamespace(manifest=SimpleNamespace(name="tiny"), weights_hash="0")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "pyhlml", library)
-        patch.setattr(DeviceBackend, "_arithmetic", (True, True))
+    strategy = named_strategy(AUTO, static=NoTree(), dynamic=DynamicTree())
+    keys = []
+    for number, library in enumerate((gaudi.hlml([0]), gaudi.hlml([0], fails, joules=9))):
+        monkeypatch.setitem(sys.modules, "pyhlml", library)
         hpu = Gaudi()
-        hpu.in_use = shown["in_use"]
+        hpu.in_use += number * GIB
         backend = DeviceBackend(Bridge(hpu))
-        hpu.compile_operator(shown["compiled"])
+        hpu.compile_operator(number)
         backend.energy_mj()
-        strategy = named_strategy(AUTO, static=NoTree(), dynamic=DynamicTree())
-        return key_of("auto", model, backend, torch.bfloat16, strategy, batch=1)
+        keys.append(key_of("auto", model, backend, torch.bfloat16, strategy, batch=1))
+    assert keys[0] == keys[1]
 
 
 # --- memory -------------------------------------------------------------------------------------
@@ -371,15 +285,6 @@ def test_a_cache_that_does_not_fit_says_what_would(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch, "zeros", refuse)
     with pytest.raises(BackendError, match=r"no memory for a key-value cache of 0\.00 GiB"):
         backend.allocate(small)
-
-
-def test_an_error_while_decoding_is_explained_where_it_is_the_memorys() -> None:
-    backend = DeviceBackend(Bridge(Gaudi()))
-    refused = RuntimeError("Allocation failed for size::1073741824 (1024)MB")
-    says = "ran out of memory while decoding when it asked for 1.00 GiB: 93.00 GiB of 94.00 GiB are"
-    assert says in str(backend.explain(refused))
-    assert backend.explain(RuntimeError("shapes do not match")) is None
-    assert backend.explain(KeyError("Allocation failed")) is None
 
 
 # --- counters -----------------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
+from lantern_accel.device.kv_cache import KVCache
 from lantern_accel_hpu.kernels import HPUOps
 from lantern_accel_hpu.software import lowering
 
@@ -79,6 +82,34 @@ def test_an_add_writes_over_a_buffer_in_the_newer_release_alone(release: str) ->
     made = [str(node.target) for node in module.graph.nodes if "add" in str(node.target)]
     assert made.count("aten.add_.Tensor") == (release == "1.24")
     assert changed(module, *given) == changed(step, *given)
+
+
+@pytest.mark.parametrize("rewritten", [False, True])
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_write_to_a_cache_is_kept_and_made_in_place(release: str, rewritten: bool) -> None:
+    """What ``compile_options`` relies on.
+
+    Release 1.19 loses the second ``index_copy_`` to a buffer, so that one that is rewritten is scattered
+    into there.
+    """
+    ops = HPUOps()
+    ops.reinplaces = RELEASES[release]
+    layout = replace(ops.kv_layout(1, 1, 128, 2, 4, torch.float32), rewritten=rewritten)
+
+    def step(keys: Tensor, values: Tensor, new: Tensor, slots: Tensor) -> None:
+        cache = KVCache(layout, (keys,), (values,))
+        for at in slots[: 1 + rewritten]:
+            ops.write(cache, 0, ops.address(cache, at), new, new + 1)
+
+    cache, new = ops.allocate(layout), torch.arange(16.0).view(1, 2, 2, 4)
+    slots = torch.tensor([[[1, 2]], [[2, 5]]], dtype=torch.int32)
+    given = *cache.buffers, new, slots
+    module = lowered(step, *given, release=release)
+    assert changed(module, *given) == changed(step, *given) != [one.tolist() for one in given]
+    made = Counter(str(node.target) for node in module.graph.nodes)
+    in_place = 0 if rewritten and release == "1.19" else 2 + 2 * rewritten
+    assert made["aten.index_copy_.default"] == in_place
+    assert made["aten.copy_.default"] == (0 if in_place else 2)
 
 
 @pytest.mark.parametrize(

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
 from support.gaudi import on_cpu
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern_accel.testing import tiny
+from lantern_accel.testing.trace import OpRecorder
 from lantern_accel_hpu import functions, operators
 from lantern_accel_hpu.backend import DeviceBackend
 
 aten = torch.ops.aten
 
 
-class Refused(TorchDispatchMode):
-    """Notes the operators of a block that no graph can hold, each with the reason."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-        self.seen = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen += 1
-        rules = operators.rules()
-        for rule in (rules["operators"], rules["dtypes"]):
-            if why := rule(func, args, kwargs or {}):
-                self.names.add(f"{operators.names_of(func)[1]}: {why}")
-        return func(*args, **(kwargs or {}))
+@torch.no_grad()
+def refused(*functions: Callable[[], None]) -> tuple[set[str], int]:
+    """Run functions; return what no graph can hold of them, with the reason, and how much was run."""
+    with OpRecorder(torch.device("cpu"), operators.rules()) as seen:
+        for function in functions:
+            function()
+    found = {str(one) for one in seen.violations if one.rule in ("operators", "dtypes")}
+    return found, len(seen.signature)
 
 
 def test_names_are_exact() -> None:
@@ -43,20 +36,16 @@ def test_names_are_exact() -> None:
     assert "registry" in complaint
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("kind", functions.KINDS)
 def test_every_captured_function_holds_what_a_graph_may_hold(kind: str) -> None:
     backend = on_cpu(DeviceBackend.for_tracing())
     engine = functions.engine_of(backend, kind, 2, True)
     tiny.start(engine, 1)
     for name, function in functions.functions_of(engine).items():
-        with Refused() as found:
-            function()
-        assert found.seen > 10
-        assert found.names == set(), name
+        found, seen = refused(function)
+        assert found == set() and seen > 10, name
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("family", tiny.family_names())
 def test_every_source_of_every_family_holds_what_a_graph_may_hold(family: str) -> None:
     backend = on_cpu(DeviceBackend.for_tracing())
@@ -67,9 +56,7 @@ def test_every_source_of_every_family_holds_what_a_graph_may_hold(family: str) -
             continue
         engine = tiny.tiny_engine(backend, strategy, batch=2, family=family, model=model)
         tiny.load(engine, 0)
-        with Refused() as found:
-            engine.prefill()
-            engine.step()
-        assert found.names == set(), strategy
-        seen += found.seen
+        found, ran = refused(engine.prefill, engine.step)
+        assert found == set(), strategy
+        seen += ran
     assert seen > 1000

@@ -65,6 +65,7 @@ class Gaudi:
         #: Errors of earlier work, of which each wait raises one.
         self.errors: list[Exception] = []
         self.in_use, self.limit = 1 * GIB, limit
+        self.compile_calls: list[dict[str, Any]] = []  # what torch.compile was given
         self.capturing_graph: Any = None
         self.stream_now = self.first_stream = Stream()
         self.counted = {
@@ -389,15 +390,12 @@ def on_cpu(backend: Any) -> Any:
     return backend
 
 
-Compile = Callable[..., Any]
-
-
-def compiling(bridge: Gaudi, calls: list[dict[str, Any]]) -> Compile:
+def compiling(bridge: Gaudi) -> Callable[..., Any]:
     """Return a ``torch.compile`` whose backend counts, as the bridge does, and runs on the CPU."""
     real = torch.compile
 
     def compile_(function: Callable[..., Any], **arguments: Any) -> Any:
-        calls.append(arguments)
+        bridge.compile_calls.append(arguments)
 
         def backend(module: Any, inputs: Any) -> Any:
             bridge.compile()

@@ -16,31 +16,6 @@ from lantern_accel_hpu import cards, environment
 from lantern_accel_hpu.environment import Settings
 from lantern_accel_hpu.spec import Spec
 
-VARIABLES = (
-    "PT_HPU_LAZY_MODE",
-    "PT_HPU_ENABLE_CACHE_METRICS",
-    "PT_HPU_USE_EAGER_FALLBACK",
-    "GAUDI2_FORCE_MME_FP32_IEEE",
-    "ENABLE_EXPERIMENTAL_FLAGS",
-    "PT_HPU_ENABLE_DIV_PRECISE",
-    "PT_HPU_ENABLE_EAGER_CACHE",
-    "PT_HPU_RECIPE_CACHE_CONFIG",
-    "GC_KERNEL_PATH",
-    "LANTERN_HPU_MODE",
-    "LANTERN_HPU_SOFTWARE",
-    "TORCH_DEVICE_BACKEND_AUTOLOAD",
-)
-
-
-@pytest.fixture(autouse=True)
-def clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start from an environment in which nobody chose anything, and leave none behind."""
-    for name in VARIABLES:
-        monkeypatch.setenv(name, "")  # so that whatever a test sets is undone
-        del os.environ[name]
-    monkeypatch.setattr(environment, "_ours", {})
-    monkeypatch.setattr(environment, "_settled", [])
-
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -464,8 +439,6 @@ def test_a_process_holds_a_module(index, environ, known, held, found) -> None:
 
 
 def test_as_many_processes_as_there_are_cards_may_hold_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HABANA_VISIBLE_MODULES", "HLS_MODULE_ID"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("lantern_accel_hpu.faults.holders", lambda module: [])
     chosen = choose_device("hpu", {"software": True})
     for modules, count in (("1", 1), ("3", 3)):

@@ -39,16 +39,8 @@ def sdk(monkeypatch: pytest.MonkeyPatch):
                 monkeypatch.setattr(sys.modules[parent], child, module, raising=False)
         return hpu
 
-    monkeypatch.delenv("LANTERN_HPU_SOFTWARE", raising=False)
-    monkeypatch.delenv("LANTERN_HPU_MODE", raising=False)
-    monkeypatch.setattr(environment, "_ours", {})
     # Tensors of the device need a real bridge; the driver's part of a first use is current_device().
     monkeypatch.setattr(bridge, "_allocate", lambda: None)
-    monkeypatch.setattr(cards, "_taken", [])
-    monkeypatch.setattr(cards, "_before", {})
-    for name in (cards.VISIBLE, cards.MODULE, environment.FALLBACK):
-        monkeypatch.setenv(name, "")  # so that whatever a test sets is undone
-        monkeypatch.delenv(name)
     return make
 
 

@@ -19,21 +19,14 @@ from lantern_accel_hpu import text
 from lantern_accel_hpu.backend import DeviceBackend
 from lantern_accel_hpu.bridge import Bridge
 
-#: Of the wheel's METADATA.
+#: Of the wheel's METADATA, and releases that fit.
 REQUIRES = """Requires-Dist: transformers<4.56.0,>=4.55.0
 Requires-Dist: optimum<2.1.0,>=2.0.0
 Requires-Dist: torch
-Requires-Dist: accelerate<=1.10.1,>=1.7.0
-Requires-Dist: diffusers<0.35.2,>=0.35.1
-Requires-Dist: huggingface_hub[hf_xet]>=0.24.7
-Requires-Dist: sentence-transformers==3.3.1
 Requires-Dist: sentencepiece
 Requires-Dist: datasets==3.6.0; extra == "tests"
 """
-RELEASES = {
-    "transformers": "4.55.4", "optimum": "2.0.0", "accelerate": "1.10.1", "diffusers": "0.35.1",
-    "huggingface_hub": "0.36.0", "sentence-transformers": "3.3.1", "sentencepiece": "0.2.1",
-}  # fmt: skip
+RELEASES = {"transformers": "4.55.4", "optimum": "2.0.0", "sentencepiece": "0.2.1"}
 #: As its modeling_utils does: all of transformers' classes that it knows, T5's among them.
 ADAPTS = """
 import habana_frameworks.torch.core

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -23,6 +22,7 @@ from lantern_accel.errors import (
     NotCapturableError,
 )
 from lantern_accel.testing import tiny
+from lantern_accel_hpu import bridge
 from lantern_accel_hpu.backend import DeviceBackend
 from lantern_accel_hpu.bridge import Bridge
 from lantern_accel_hpu.graphs import Compiled, Warmed
@@ -126,32 +126,13 @@ def test_prefill_runs_lazily_because_it_updates_parts_of_buffers(opened: Open) -
 
 def test_captures_wait_for_each_other(opened: Open) -> None:
     backend, hpu = opened("graph")
-    inside, leave, errors = threading.Event(), threading.Event(), []
+    held = {}  # by whether a capture is under way
 
-    def slow() -> None:
-        if hpu.capturing_graph is not None:
-            inside.set()
-            leave.wait(10)
+    def step() -> None:
+        held[hpu.capturing_graph is not None] = bridge._CAPTURE.locked()
 
-    def other() -> None:
-        try:
-            backend.capture(lambda: None, "step")
-        except Exception as error:
-            errors.append(error)
-
-    first = threading.Thread(target=lambda: backend.capture(slow, "step"))
-    first.start()
-    assert inside.wait(10)
-    second = threading.Thread(target=other)
-    second.start()
-    second.join(0.2)
-    assert second.is_alive()
-    leave.set()
-    first.join(10)
-    second.join(10)
-    assert errors == []
-    begins = [e for e in hpu.log if e.startswith("capture")]
-    assert begins == ["capture_begin", "capture_end"] * 2
+    backend.capture(step, "step")
+    assert held == {False: False, True: True} and not bridge._CAPTURE.locked()
 
 
 def test_a_fall_back_in_a_capture_names_the_operator_and_the_way_out(opened: Open) -> None:

@@ -58,22 +58,14 @@ class DeviceBackend(HPUOps, Backend):
         self.kernels = bridge.kernels
         # The pass that replaces the older ones looks at aliases, and keeps every write.
         self.reinplaces = hasattr(bridge.config, "use_generic_reinplacer")
-        limit = bridge.memory().get("Limit")
-        if limit:
-            most = min(self.preferences.noise_bytes, limit // 16)
-            self.preferences = replace(self.preferences, noise_bytes=most)
+        most = min(self.preferences.noise_bytes, bridge.memory()["Limit"] // 16)
+        self.preferences = replace(self.preferences, noise_bytes=most)
         self.mode = mode
         self.module = module
-        real = bridge.hpu is not None and not bridge.software
-        self._meter = EnergyMeter(module) if real else None
+        self._meter = None if bridge.software else EnergyMeter(module)
         self.watch = Watch(bridge)
         self._layers = Layers(bridge, self)
         self._replays: list[Warmed] = []
-
-    @classmethod
-    def for_tracing(cls) -> DeviceBackend:
-        """Return a backend for fake tensors: the plain kernels, and no device behind them."""
-        return cls(Bridge(None))
 
     def phase(self, name: str) -> AbstractContextManager[object]:
         """Mark a phase for torch's profiler; a compiled step has no phases."""
@@ -83,19 +75,17 @@ class DeviceBackend(HPUOps, Backend):
 
     def host_copy(self, source: Tensor) -> HostCopy:
         """Read ``source`` a step late, by a copy on a stream of its own and an event."""
-        if self.bridge.hpu is None:
-            return super().host_copy(source)
         return EventCopy(source, self.bridge, self.watch)
 
     def allocate(self, layout: KVLayout) -> KVCache:
         """Allocate a cache; raises BackendError with the rows that fit where memory is short."""
         memory = self.bridge.memory()
-        if memory and layout.nbytes > memory["Limit"] - memory["InUse"]:
+        if layout.nbytes > memory["Limit"] - memory["InUse"]:
             raise faults.cache_too_large(layout, memory)
         try:
             return super().allocate(layout)
         except RuntimeError as error:
-            if memory and faults.is_out_of_memory(error):
+            if faults.is_out_of_memory(error):
                 raise faults.cache_too_large(layout, memory) from error
             raise
 
@@ -121,25 +111,24 @@ class DeviceBackend(HPUOps, Backend):
 
     def facts(self) -> DeviceFacts:
         """Describe the Gaudi and the bridge."""
-        hpu, meter = self.bridge.hpu, self._meter
         kernels = ", ".join(self.kernels.names) or "none"
         notes = [f"mode: {self.mode}", f"fused kernels: {kernels}"]
         if self.module is not None:
             notes.append(f"module {self.module}")
-        if hpu is not None and not self.simulated:
+        if self.simulated:
+            notes.insert(0, SOFTWARE)
+        else:
             products, quotients = self._arithmetic
             notes.append(f"float32 matmuls: {'IEEE' if products else 'sums of pairs, not IEEE'}")
             notes.append(f"float32 division: {'correctly rounded' if quotients else 'not precise'}")
-        if self.simulated:
-            notes.insert(0, SOFTWARE)
         return DeviceFacts(
             backend=self.name,
             device=str(self.device),
-            name="traced only" if hpu is None else str(hpu.get_device_name()),
+            name=str(self.bridge.hpu.get_device_name()),
             torch=torch.__version__,
             vendor=None if self.simulated else "Intel",
             memory_bytes=self.memory().limit,
-            driver=None if meter is None else meter.driver,
+            driver=None if self._meter is None else self._meter.driver,
             sdk=self.bridge.version(),
             notes=tuple(notes),
         )
@@ -180,8 +169,6 @@ class DeviceBackend(HPUOps, Backend):
         operators that run now and then: not worth a graph. Raises BackendError for an operator without a
         kernel, and where memory is short.
         """
-        if self.bridge.hpu is None:
-            return Replay(step)
         kinds: dict[str, type[Warmed]] = {"compile": Compiled, "graph": Graphed}
         kind = kinds.get(self.mode, Warmed)
         if name.startswith("widen") or (kind is Graphed and name == "prefill"):
@@ -222,8 +209,6 @@ class DeviceBackend(HPUOps, Backend):
 
     def stopwatch(self) -> Stopwatch:
         """Measure between two events on the current stream, without the host's share."""
-        if self.bridge.hpu is None:
-            return super().stopwatch()
         return EventStopwatch(self.bridge)
 
     def explain(self, error: Exception) -> BackendError | None:
@@ -236,12 +221,12 @@ class DeviceBackend(HPUOps, Backend):
     def memory(self, new_peak: bool = False) -> MemoryUse:
         """Read the bridge's memory statistics."""
         stats = self.bridge.memory()
-        if new_peak and self.bridge.hpu is not None:
+        if new_peak:
             self.bridge.hpu.reset_peak_memory_stats()
         return MemoryUse(
-            in_use=stats.get("InUse"),
-            peak=stats.get("MaxInUse"),
-            limit=stats.get("Limit"),
+            in_use=stats["InUse"],
+            peak=stats["MaxInUse"],
+            limit=stats["Limit"],
             definition="what the bridge's allocator counts as in use (MaxInUse)",
         )
 

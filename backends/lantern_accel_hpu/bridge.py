@@ -14,7 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -56,7 +56,7 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Bridge:
-    """A loaded bridge: ``hpu`` is ``habana_frameworks.torch.hpu`` or a stand-in; None traces only.
+    """A loaded bridge: ``hpu`` is ``habana_frameworks.torch.hpu`` or a stand-in.
 
     ``lazy``: operators are collected and run as graphs (the only mode with HPUGraph). ``config``: the
     settings of ``hpu_backend``; None where this SDK has none. ``first_use`` allocates on the device.
@@ -109,8 +109,6 @@ class Bridge:
         The driver gives a card at its first use, so that a busy one would otherwise be noticed only
         when a model is loaded.
         """
-        if self.hpu is None:
-            return
         until = time.monotonic() + PATIENCE
         try:
             # After a process has ended the driver holds its card for some seconds more.
@@ -125,20 +123,17 @@ class Bridge:
             self.first_use()
             self.hpu.synchronize()
         except (RuntimeError, AssertionError) as error:
-            raise faults.explain(error, "being opened", self._figures()) or BackendError(
+            figures: dict[str, int] = {}
+            with contextlib.suppress(RuntimeError, AssertionError):
+                figures = self.memory()
+            raise faults.explain(error, "being opened", figures) or BackendError(
                 f"the Gaudi cannot be opened: {faults.first_line(error)}; check with hl-smi that it is "
                 "listed and that no other process holds it, and see docs/backends.md"
             ) from error
 
-    def _figures(self) -> dict[str, int]:
-        with contextlib.suppress(RuntimeError, AssertionError):
-            return self.memory()
-        return {}
-
     def synchronize(self) -> None:
-        """Wait for all streams of the device; nothing to wait for where the bridge only traces."""
-        if self.hpu is not None:
-            self.hpu.synchronize()
+        """Wait for all streams of the device."""
+        self.hpu.synchronize()
 
     def drain(self) -> list[Exception]:
         """Wait until no error is left to come; return those that came, at most :data:`DRAINED`."""
@@ -172,12 +167,12 @@ class Bridge:
             htcore.mark_step()
 
     def memory(self) -> dict[str, int]:
-        """Read the allocator's figures in bytes: Limit, InUse, MaxInUse; empty where it has none."""
-        return dict(self.hpu.memory_stats()) if self.hpu is not None else {}
+        """Read the allocator's figures in bytes: Limit, InUse, MaxInUse."""
+        return dict(self.hpu.memory_stats())
 
     def version(self) -> str | None:
         """Return the SDK's version; None without one."""
-        if self.software or self.hpu is None:
+        if self.software:
             return None
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return f"habana-torch-plugin {importlib.metadata.version('habana-torch-plugin')}"
@@ -191,8 +186,6 @@ class Bridge:
         ``recipe_cache`` needs PT_HPU_ENABLE_CACHE_METRICS=1 when the bridge is loaded.
         """
         found: dict[str, int] = {}
-        if self.hpu is None:
-            return found
         for name in METRICS:
             metric = self.hpu.metrics.metric_global(name)
             if metric is None:  # this bridge does not count it, or was not asked to
@@ -274,23 +267,21 @@ def _config() -> Any:
 
 def _import_fused() -> Kernels:
     """Import the fused kernels, each by itself: an SDK may lack one."""
-    sdpa = rms_norm = rotary = pairwise = None
+    found = Kernels()
     with contextlib.suppress(ImportError):
         from habana_frameworks.torch.hpex.kernels import FusedSDPA
 
-        sdpa = FusedSDPA
+        found = replace(found, sdpa=FusedSDPA, softmax=softmax_of(FusedSDPA))
     with contextlib.suppress(ImportError):
         from habana_frameworks.torch.hpex.normalization import FusedRMSNorm
 
-        rms_norm = FusedRMSNorm
+        found = replace(found, rms_norm=FusedRMSNorm)
     with contextlib.suppress(ImportError):
-        from habana_frameworks.torch.hpex.kernels import (
-            RotaryPosEmbeddingMode,
-            apply_rotary_pos_emb,
-        )
+        from habana_frameworks.torch.hpex.kernels import RotaryPosEmbeddingMode as Mode
+        from habana_frameworks.torch.hpex.kernels import apply_rotary_pos_emb
 
-        rotary, pairwise = apply_rotary_pos_emb, RotaryPosEmbeddingMode.PAIRWISE
-    return Kernels(sdpa, rms_norm, rotary, pairwise, softmax_of(sdpa))
+        found = replace(found, rotary=apply_rotary_pos_emb, pairwise=Mode.PAIRWISE)
+    return found
 
 
 def softmax_of(sdpa: Any) -> str:
@@ -299,5 +290,4 @@ def softmax_of(sdpa: Any) -> str:
     It came between releases 1.19, which takes any word but ``fast`` for ``None``, and 1.24, whose wrapper
     takes a window as well: that distinguishes them.
     """
-    given = inspect.signature(sdpa.forward).parameters if sdpa is not None else {}
-    return "fp32" if "window_size" in given else "None"
+    return "fp32" if "window_size" in inspect.signature(sdpa.forward).parameters else "None"

@@ -66,7 +66,14 @@ def choose(index: int, environ: MutableMapping[str, str], shown: int | None = No
         return None
     chosen = listed[index] if listed else index
     if given:
-        chosen = _module_id(index, chosen, int(re.findall(r"\d+", given)[0]))
+        # A launcher sets it for each of its processes.
+        launched = int(re.findall(r"\d+", given)[0])
+        if index and chosen != launched:
+            raise BackendError(
+                f"hpu:{index} was asked for, and {MODULE}={given} gives this process another Gaudi; "
+                "unset it, or open hpu:0"
+            )
+        chosen = launched
     if acquired() and module(environ) != chosen:
         raise BackendError(
             f"this process used a Gaudi before lantern_accel opened hpu:{index}, and cannot change "
@@ -108,16 +115,6 @@ def give_back(environ: MutableMapping[str, str]) -> None:
             environ.pop(name, None)
         else:
             environ[name] = value
-
-
-def _module_id(index: int, chosen: int, given: int) -> int:
-    """Return the module that HLS_MODULE_ID gives, which a launcher sets for each of its processes."""
-    if index == 0 or chosen == given:
-        return given
-    raise BackendError(
-        f"hpu:{index} was asked for, and {MODULE}={given} gives this process another Gaudi; unset it, "
-        "or open hpu:0"
-    )
 
 
 def acquired() -> bool:

@@ -22,7 +22,7 @@ from typing import Any
 
 from lantern_accel.device.compiled import keep
 from lantern_accel.device.spec import Probe, check_options
-from lantern_accel.errors import BackendError, DeviceRequestError, LanternWarning, did_you_mean
+from lantern_accel.errors import DeviceRequestError, LanternWarning, did_you_mean
 from lantern_accel_hpu import cards
 
 MODES = {
@@ -54,19 +54,7 @@ UNSAFE = re.compile(r"""[\s"'\\<>|&;$%*?\[\]{}^~`,]""")
 #: From this release on the recipe cache has a fourth setting: whether it lies on a network file system.
 FOUR_SETTINGS = (1, 24)
 #: File systems that reach over a network, or may: their locks are none that the bridge can use.
-NETWORK = (
-    "nfs",
-    "ceph",
-    "fuse",
-    "lustre",
-    "gpfs",
-    "beegfs",
-    "cifs",
-    "smb",
-    "glusterfs",
-    "9p",
-    "afs",
-)
+NETWORK = re.compile("nfs|ceph|fuse|lustre|gpfs|beegfs|cifs|smb|glusterfs|9p|afs")
 #: The last release whose public inference code decodes with HPU graphs; what came after compiles.
 GRAPHS_UNTIL = (1, 22)
 #: From this torch on gather and scatter take int32; before, indices are int64.
@@ -125,13 +113,6 @@ class Settings:
         if self.software is not None:
             return self.software
         return _flag("LANTERN_HPU_SOFTWARE", environ.get("LANTERN_HPU_SOFTWARE", "0"))
-
-    def may_be_software(self, environ: Mapping[str, str]) -> bool:
-        """Return :meth:`is_software`, true for a variable that cannot be read: never raises."""
-        try:
-            return self.is_software(environ)
-        except BackendError:
-            return True
 
     def asked(self, environ: Mapping[str, str]) -> str:
         """Return the mode that was asked for, by option or by LANTERN_HPU_MODE; else ``auto``."""
@@ -233,7 +214,7 @@ def unfit(folder: Path) -> str:
     if found := UNSAFE.search(str(at)):
         return f"has a character in its name that Habana's bridge refuses ({found[0]!r})"
     kind = file_system(folder)
-    return f"lies on a network file system ({kind})" if kind.startswith(NETWORK) else ""
+    return f"lies on a network file system ({kind})" if NETWORK.match(kind) else ""
 
 
 def unfit_recipes(environ: Mapping[str, str]) -> str:
@@ -401,19 +382,9 @@ def installed_torch() -> str:
     return ""
 
 
-def int32_indices() -> bool:
-    """Return whether this torch takes int32 indices, which eager mode and compiled steps need."""
-    return numbers(installed_torch()) >= INT32_FROM
-
-
-def release(version: str) -> tuple[str, ...]:
-    """Return major and minor of a version: what the bridge compares."""
-    return tuple(re.findall(r"\d+", version)[:2])
-
-
 def numbers(version: str) -> tuple[int, ...]:
-    """Return major and minor as numbers, to be put in order."""
-    return tuple(int(one) for one in release(version))
+    """Return major and minor of a version as numbers: what the bridge compares."""
+    return tuple(int(one) for one in re.findall(r"\d+", version)[:2])
 
 
 def module(node: str, root: Path = Path("/")) -> int | None:

@@ -70,7 +70,12 @@ def explain(
             "happens again look at hl-smi and at the kernel's log (dmesg, habanalabs)"
         )
     if is_out_of_memory(error):
-        return out_of_memory(f"while {doing}", memory or {}, told[-1])
+        size = re.search(r"size::\s*(\d+)", str(told[-1]))
+        asked = f" when it asked for {_gib(int(size[1]))}" if size else ""
+        return DeviceMemoryError(
+            f"the device ran out of memory while {doing}{asked}: {_free(memory or {})}; use a smaller "
+            "batch (--batch) or use a smaller tree"
+        )
     if refused(error):
         known = f" (synStatus {code})" if code is not None else ""
         return BackendError(
@@ -123,7 +128,8 @@ def not_recorded(name: str, operators: str, error: BaseException) -> BackendErro
         if operators
         else first_line(error)
     )
-    newer = "" if environment.int32_indices() else " and Gaudi software 1.23 or newer"
+    old = environment.numbers(environment.installed_torch()) < environment.INT32_FROM
+    newer = " and Gaudi software 1.23 or newer" if old else ""
     return BackendError(
         f"the {name} cannot be captured as an HPUGraph ({said}), and lazy mode cannot leave a capture "
         f"that failed: start a new process with --option mode=eager (LANTERN_HPU_MODE=eager){newer}"
@@ -246,18 +252,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     texts = (str(one) for one in chain(error) if isinstance(one, RuntimeError))
     words = r"(?i)allocation failed|out of (device |host )?memory|\boom\b"
     return any(re.search(words, text) for text in texts) or status(error) in NO_MEMORY
-
-
-def out_of_memory(
-    what: str, memory: Mapping[str, int], error: BaseException | None = None
-) -> BackendError:
-    """Return the error for work that found no memory: what was asked and what was free."""
-    found = re.search(r"size::\s*(\d+)", str(error)) if error is not None else None
-    asked = f" when it asked for {_gib(int(found[1]))}" if found else ""
-    return DeviceMemoryError(
-        f"the device ran out of memory {what}{asked}: {_free(memory)}; use a smaller batch "
-        "(--batch) or use a smaller tree"
-    )
 
 
 def cache_too_large(layout: KVLayout, memory: Mapping[str, int]) -> BackendError:

@@ -60,7 +60,8 @@ class Watch:
 
     def counts(self) -> dict[str, int]:
         """Read the counters of the bridge and of torch.compile."""
-        return {**self.bridge.metrics(), "graphs": _dynamo_graphs()}
+        made = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        return {**self.bridge.metrics(), "graphs": int(made)}
 
     def runs(self, replay: Warmed) -> None:
         """Note that a warmed function is about to run."""
@@ -113,8 +114,14 @@ class Watch:
             last.late[name] = last.late.get(name, 0) + count
         if new:
             names = " and the ".join(one.name for one in ran)
+            rises = ", ".join(f"{name} by {rise[name]}" for name in new)
+            fell = ", ".join(fallen(self._before, after))
             warnings.warn(
-                late_warning(names, self._before, after, new), LanternWarning, stacklevel=3
+                f"the {names} was warmed up, and yet this run raised {rises}"
+                f"{f' ({fell} ran on the CPU)' if fell else ''}: it takes longer than a step should, "
+                "please report it",
+                LanternWarning,
+                stacklevel=3,
             )
 
 
@@ -140,7 +147,7 @@ class Warmed(Replay):
             bridge.synchronize()  # an error that comes here is of earlier work, which it lost
             watch.new()
             before, began = watch.counts(), time.perf_counter()
-            held = bridge.memory().get("InUse", 0)
+            held = bridge.memory()["InUse"]
             self._prepare()
         except Exception as error:  # what a compiler does not like, it says as it likes
             self._step = None
@@ -149,7 +156,7 @@ class Warmed(Replay):
                 raise
             raise told from error
         self.seconds = time.perf_counter() - began
-        self.nbytes = max(bridge.memory().get("InUse", 0) - held, 0)
+        self.nbytes = max(bridge.memory()["InUse"] - held, 0)
         self.compiled = _rise(before, watch.counts())
 
     def _told(self, error: Exception, ours: bool) -> Exception:
@@ -171,8 +178,10 @@ class Warmed(Replay):
 
     @property
     def graphs(self) -> int:
-        """Graphs that stand for the whole step; 0 where it runs operator by operator."""
-        return 0
+        """Graphs that stand for the step, as torch.compile counts them; more than one of a whole step is
+        a mistake, and 0 is a step operator by operator.
+        """
+        return self.compiled.get("graphs", 0)
 
     def _prepare(self) -> None:
         """Run until a run compiles nothing; each run is waited for, since errors come late."""
@@ -204,20 +213,8 @@ class Compiled(Warmed):
     retreats = True
 
     def __init__(self, watch: Watch, step: Step, name: str) -> None:
-        options: Any = watch.bridge.compile_options()
-        self._compiled: Any = torch.compile(
-            own_code(step, name),
-            backend="hpu_backend",
-            fullgraph=True,
-            dynamic=False,
-            options=options,
-        )
+        self._compiled: Any = compiled(watch.bridge, step, name)
         super().__init__(watch, step, name)
-
-    @property
-    def graphs(self) -> int:
-        """Graphs that torch.compile made; more than one is a mistake."""
-        return self.compiled.get("graphs", 0)
 
     def _prepare(self) -> None:
         try:
@@ -274,7 +271,11 @@ class Graphed(Warmed):
         self._bridge.synchronize()
         fell = fallen(before, self._watch.counts())
         if fell:
-            raise cannot_capture(self.name, ", ".join(fell))
+            raise NotCapturableError(
+                f"the {self.name} cannot be captured: {', '.join(fell)} has no HPU kernel in this SDK "
+                "and would run on the CPU; use the mode 'compile' or 'eager', which allow it, and report "
+                "the operator"
+            )
         assert self._step is not None
         try:
             with self._bridge.capturing(self._graph):
@@ -287,7 +288,8 @@ class Graphed(Warmed):
                 self._graph.reset()
             names = fallen(before, self._watch.counts())
             if not names and "fallback" in str(error):
-                names = [operator_in(error)]
+                found = re.search(r"\b(aten|hpu)::\w+(\.\w+)?", str(error))
+                names = [found[0] if found else "an operator that the bridge does not name"]
             raise faults.not_recorded(self.name, ", ".join(names), error) from error
 
     def __call__(self) -> None:
@@ -304,11 +306,12 @@ class Graphed(Warmed):
         self._graph = None
 
 
-def own_code(step: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return a function that calls ``step`` and has a code object of its own.
+def compiled(bridge: Bridge, step: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return a function as one graph with static shapes, which is made when it is first called.
 
-    torch.compile keeps its graphs by code object. All engines share the code of one method, so that
-    their graphs would count as recompilations of each other, and at the eighth it would stop.
+    The function gets a code object of its own, by which torch.compile keeps its graphs. All engines share
+    the code of one method, so that their graphs would count as recompilations of each other, and at the
+    eighth it would stop.
     """
 
     def run(*given: Any) -> Any:
@@ -316,26 +319,11 @@ def own_code(step: Callable[..., Any], name: str) -> Callable[..., Any]:
 
     code = run.__code__.replace(co_name=f"lantern_{name}")
     own = types.FunctionType(code, run.__globals__, code.co_name, closure=run.__closure__)
-    return own
-
-
-def late_warning(name: str, before: dict[str, int], after: dict[str, int], new: list[str]) -> str:
-    """Say which counters rose during a step that was warmed up, and what that means."""
-    rises = ", ".join(f"{counter} by {after[counter] - before.get(counter, 0)}" for counter in new)
-    fell = fallen(before, after)
-    operators = f" ({', '.join(fell)} ran on the CPU)" if fell else ""
-    return (
-        f"the {name} was warmed up, and yet this run raised {rises}{operators}: it takes longer than a "
-        "step should, please report it"
+    options: Any = bridge.compile_options()
+    made: Callable[..., Any] = torch.compile(
+        own, backend="hpu_backend", fullgraph=True, dynamic=False, options=options
     )
-
-
-def cannot_capture(name: str, operators: str) -> NotCapturableError:
-    """Return the error for an operator without an HPU kernel in a graph that must not leave it."""
-    return NotCapturableError(
-        f"the {name} cannot be captured: {operators} has no HPU kernel in this SDK and would run on "
-        "the CPU; use the mode 'compile' or 'eager', which allow it, and report the operator"
-    )
+    return made
 
 
 def fallen(before: dict[str, int], after: dict[str, int]) -> list[str]:
@@ -347,20 +335,7 @@ def fallen(before: dict[str, int], after: dict[str, int]) -> list[str]:
     ]
 
 
-def operator_in(error: BaseException) -> str:
-    """Return the operator that a bridge's message names; it does not always name one."""
-    found = re.search(r"\b(aten|hpu)::\w+(\.\w+)?", str(error))
-    return found[0] if found else "an operator that the bridge does not name"
-
-
 def _rise(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
     """Return by how much each watched counter rose, those that did."""
     rises = {name: after.get(name, 0) - before.get(name, 0) for name in (*WATCHED, "graphs")}
     return {name: count for name, count in rises.items() if count > 0}
-
-
-def _dynamo_graphs() -> int:
-    """Return how many graphs torch.compile has made in this process."""
-    from torch._dynamo.utils import counters
-
-    return int(counters["stats"]["unique_graphs"])

@@ -1,7 +1,7 @@
 """The tensor operations as a Gaudi wants them; each fused kernel has the plain operators next to it.
 
-The plain path computes the same numbers and runs where there is no Habana SDK: on the software HPU, in
-traces, and with ``fused=false``. It keeps to operators that have an HPU kernel: no advanced indexing,
+The plain path computes the same numbers and runs where there is no Habana SDK: on the software HPU, and
+with ``fused=false``. It keeps to operators that have an HPU kernel: no advanced indexing,
 no ``scaled_dot_product_attention`` (it becomes ``_safe_softmax``, which has none), no complex numbers.
 """
 

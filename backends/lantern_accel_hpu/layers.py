@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern_accel.device.kv_cache import KVCache, Pass
+from lantern_accel.device.launches import computes
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import NotCapturableError
 from lantern_accel_hpu import faults
 from lantern_accel_hpu.bridge import Bridge
-from lantern_accel_hpu.graphs import Step, Warmed, Watch, own_code
+from lantern_accel_hpu.graphs import Step, Warmed, Watch, compiled
 
 Layer = Callable[..., Tensor]
 
@@ -82,19 +83,7 @@ class Layers:
             out: Tensor = block(x, 0, Pass(cos, sin, mask, one, address), ops, form(cos, sin))
             return out
 
-        return self.compiled(run, "layer")
-
-    def compiled(self, run: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """Return a function as one graph with static shapes, which is made when it is first called."""
-        options: Any = self._bridge.compile_options()
-        made: Callable[..., Any] = torch.compile(
-            own_code(run, name),
-            backend="hpu_backend",
-            fullgraph=True,
-            dynamic=False,
-            options=options,
-        )
-        return made
+        return compiled(self._bridge, run, "layer")
 
 
 def _lying(tensor: Tensor) -> Tensor:
@@ -127,11 +116,6 @@ class Layered(Warmed):
         self._parts: dict[Callable[..., Any], Callable[..., Any]] = {}
         super().__init__(watch, step, name)
 
-    @property
-    def graphs(self) -> int:
-        """Graphs that torch.compile made: of every kind of block and shape of a pass, and of parts."""
-        return self.compiled.get("graphs", 0)
-
     def _prepare(self) -> None:
         before = self._layers.calls
         super()._prepare()
@@ -163,7 +147,7 @@ class Layered(Warmed):
     def _first(self, part: Callable[..., Any], given: tuple[Any, ...]) -> Any:
         """Compile a part, run it and wait; where it is refused, run it as it is, now and later."""
         name = part.__name__.strip("_")
-        run = self._layers.compiled(lambda *given: _apart(part(*given)), name)
+        run = compiled(self._bridge, lambda *given: _apart(part(*given)), name)
         self._parts[part] = run
         try:
             out = run(*given)
@@ -193,7 +177,7 @@ class Layered(Warmed):
 
 # torch leaves the base class untyped.
 class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the operators of a block that give a device work: all but views."""
+    """Counts the operators of a block that give a device work."""
 
     now: ClassVar[Launches | None] = None
 
@@ -205,9 +189,7 @@ class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        returns = [one.alias_info for one in func._schema.returns]
-        view = any(one is not None and not one.is_write for one in returns)
-        self.count += not (view or self._inside)
+        self.count += computes(func) and not self._inside
         return func(*args, **(kwargs or {}))
 
     @contextlib.contextmanager

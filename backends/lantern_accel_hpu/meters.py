@@ -54,7 +54,9 @@ class EnergyMeter:
         try:
             with contextlib.redirect_stdout(io.StringIO()):  # it prints where its driver is missing
                 pyhlml.hlmlInit()
-            self.driver = _text(pyhlml.hlmlGetDriverVersion())
+            driver = pyhlml.hlmlGetDriverVersion()
+            text = driver.decode() if isinstance(driver, bytes) else str(driver)
+            self.driver = text.strip() or None
             handle = _card(pyhlml, module)
         except Exception as error:  # the library raises classes that it makes when it loads
             self.reason = f"no energy meter: habana-pyhlml says {error}"
@@ -86,8 +88,3 @@ def _card(pyhlml: Any, module: int | None) -> Any | None:
         return handles[0] if count == 1 else None
     numbers = [int(pyhlml.hlmlDeviceGetModuleID(handle)) for handle in handles]
     return handles[numbers.index(module)] if module in numbers else None
-
-
-def _text(value: Any) -> str | None:
-    text = value.decode() if isinstance(value, bytes) else str(value)
-    return text.strip() or None

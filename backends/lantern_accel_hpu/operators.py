@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import arg_tree_leaves, tree_leaves
 
 if TYPE_CHECKING:
     from lantern_accel.device.backend import OperatorRule
@@ -190,8 +191,7 @@ def has_kernel(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> s
         )
     if base == "aten::constant_pad_nd" and (why := _padded_wrong(*args, **kwargs)):
         return why
-    numbers = _flat((args, [*kwargs.values()]))
-    if any(isinstance(one, float) and one != one for one in numbers):
+    if any(isinstance(one, float) and one != one for one in arg_tree_leaves(*args, **kwargs)):
         return "hpu_backend leaves the graph for a NaN scalar"
     if full in listed() or _composite(func.name()):
         return ""
@@ -236,7 +236,7 @@ def has_dtype(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> st
     what the tensors promote to.
     """
     base, full = names_of(func)
-    values = list(_flat((args, [*kwargs.values()])))
+    values = arg_tree_leaves(*args, **kwargs)
     dtypes = [v.dtype for v in values if isinstance(v, Tensor)]
     dtypes += [v for v in values if isinstance(v, torch.dtype)]
     if base in COMPLEX or any(dtype.is_complex for dtype in dtypes):
@@ -269,8 +269,9 @@ def was_tested(
     What moves no data, and what is taken apart before, passes.
     """
     base, full = names_of(func)
-    tensors = [v for v in _flat((args, [*kwargs.values()])) if isinstance(v, Tensor)]
-    if any(isinstance(one, Tensor) and one.dim() > AXES for one in _flat((tensors, made))):
+    tensors = [v for v in arg_tree_leaves(*args, **kwargs) if isinstance(v, Tensor)]
+    results = [v for v in tree_leaves(made) if isinstance(v, Tensor)]
+    if any(one.dim() > AXES for one in (*tensors, *results)):
         return f"a tensor has more than {AXES} axes, which no kernel takes; fold some of them"
     name = base.removeprefix("aten::")
     name = name if name.endswith("__") else name.rstrip("_")  # a write is its function, and a copy
@@ -293,18 +294,10 @@ def has_index(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> st
     base, _ = names_of(func)
     if base in VIEWS or base in TAKES_INT64 or base.startswith("prim::"):
         return ""
-    values = _flat((args, [*kwargs.values()]))
+    values = arg_tree_leaves(*args, **kwargs)
     if any(isinstance(v, Tensor) and v.dtype == torch.int64 for v in values):
         return "it takes int64; cast to the device's index dtype, int32"
     return ""
-
-
-def _may_be_held(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    return has_kernel(func, args, kwargs) or has_lowering(func)
-
-
-def _may_have(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    return has_dtype(func, args, kwargs) or was_tested(func, args, kwargs)
 
 
 def rules(index: torch.dtype = torch.int32) -> dict[str, OperatorRule]:
@@ -312,7 +305,10 @@ def rules(index: torch.dtype = torch.int32) -> dict[str, OperatorRule]:
 
     Where ``index`` is int64, because this torch takes no other, there is none for indices.
     """
-    own: dict[str, OperatorRule] = {"operators": _may_be_held, "dtypes": _may_have}
+    own: dict[str, OperatorRule] = {
+        "operators": lambda *call: has_kernel(*call) or has_lowering(call[0]),
+        "dtypes": lambda *call: has_dtype(*call) or was_tested(*call),
+    }
     return own if index == torch.int64 else {**own, "indices": has_index}
 
 
@@ -321,14 +317,6 @@ def names_of(func: Any) -> tuple[str, str]:
     name: str = func._schema.name
     overload = func._overloadname
     return name, name if overload == "default" else f"{name}.{overload}"
-
-
-def _flat(value: Any) -> Iterator[Any]:
-    if isinstance(value, list | tuple):
-        for one in value:
-            yield from _flat(one)
-    else:
-        yield value
 
 
 def _dtype_made(base: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.dtype | None:
@@ -341,7 +329,7 @@ def _dtype_made(base: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 
 def _promote(args: tuple[Any, ...]) -> torch.dtype | None:
     """Return what tensors and Python numbers compute in together; None without a tensor."""
-    values = list(_flat(args))
+    values = arg_tree_leaves(*args)
     dtypes = [v.dtype for v in values if isinstance(v, Tensor)]
     if not dtypes:
         return None

@@ -30,7 +30,10 @@ class Spec(BackendSpec):
     @property
     def priority(self) -> int:  # type: ignore[override]  # here it depends on the environment
         """Ahead of other devices; never automatic where it would be the software HPU."""
-        return -1 if self.settings.may_be_software(os.environ) else 30
+        try:
+            return -1 if self.settings.is_software(os.environ) else 30
+        except BackendError:  # the variable cannot be read, which is told where the device is named
+            return -1
 
     @property
     def variants(self) -> tuple[Mapping[str, Any], ...]:  # type: ignore[override]  # as above
@@ -95,7 +98,7 @@ class Spec(BackendSpec):
                 "--runtime=habana and HABANA_VISIBLE_DEVICES=all",
             )
         needs, has = environment.required_torch(sdk), environment.installed_torch()
-        if needs and has and environment.release(needs) != environment.release(has):
+        if needs and has and environment.numbers(needs) != environment.numbers(has):
             return Probe.missing(
                 f"habana_frameworks was built for torch {needs}, and torch {has} is installed",
                 "install both from one Gaudi image; never upgrade torch there",

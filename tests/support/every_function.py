@@ -6,18 +6,46 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from lantern_accel.device.backend import Backend
+from lantern_accel.nn.rounding import ROUNDINGS
+from lantern_accel.nn.transformer import rounded_copy
+from lantern_accel.strategy.values import AUTO, AUTO_LENGTHS, ChainTree, Sampling, Strategy, Window
 from lantern_accel.testing import tiny
-from lantern_accel_hpu.functions import engine_of, functions_of
+from support import engines
 from support.engines import Late
 
-__all__ = ["captured", "engine_of", "run_of", "tokens_of"]
+#: What auto moves between, the trees that a request may ask for by name, drafts by a quantized copy,
+#: and plain decoding of a target in fewer bits.
+KINDS = ("windows", "chains", "vanilla", "lantern++", "eagle2", "self", "int8", "int6")
+
+
+def engine_of(backend: Backend, kind: str, batch: int, guided: bool) -> Any:
+    """Make an engine of :data:`KINDS` on a tiny model; its attribute ``model`` is that."""
+    model = tiny.tiny_model(backend, backend.device, torch.float32)
+    vocab = model.manifest.target.vocab_size
+    plain = kind in ("windows", "chains", *ROUNDINGS)
+    strategy = tiny.tiny_strategy("vanilla" if plain else kind, vocab)
+    if kind == "windows":
+        strategy = Strategy(name=AUTO, drafts=Window.over(AUTO_LENGTHS))
+    if kind == "chains":
+        drafts = ChainTree.over((1, 2, 3, 4))
+        strategy = strategy.model_copy(update={"drafts": drafts, "name": kind})
+    target, drafter = model.family.target_for_shape(model, model.family.usual_shape(model))
+    if kind in ROUNDINGS:
+        target = rounded_copy(target, backend, ROUNDINGS[kind])
+    sampling = Sampling(cfg_scale=2.5 if guided else 1.0, top_k=min(32, vocab))
+    given = {"ops": backend, "neighbours": model.neighbours}
+    made = engines.engine_of((target, drafter), strategy, sampling, batch, **given)
+    vars(made)["model"] = model
+    return made
 
 
 def captured(backend: Backend, engine: Any) -> dict[str, Any]:
     """Capture every function of an engine as a pipeline does."""
     tiny.load(engine, 0)
-    made = {name: backend.capture(f, name) for name, f in functions_of(engine).items()}
+    made = {name: backend.capture(f, name) for name, f in engine.host_functions().items()}
     if len(engine.lengths) > 1:
         engine.functions.update(made)
     return made

@@ -7,8 +7,7 @@ are modelled, 1.19 and, with ``LANTERN_HPU_SOFTWARE_RELEASE=1.24``, 1.24.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 from lantern_accel.errors import BackendError
 
@@ -36,9 +35,8 @@ def use_eager_fallback() -> bool:
     return os.environ.get("PT_HPU_USE_EAGER_FALLBACK", "1") not in ("0", "off", "no", "false")
 
 
-@contextmanager
-def patched(options: Mapping[str, bool] | None) -> Iterator[dict[str, bool]]:
-    """Yield the settings with those of one call of torch.compile; raises for one that there is not."""
+def settings_of(options: Mapping[str, bool] | None) -> dict[str, bool]:
+    """Return the settings with those of one call of torch.compile; raises for one that there is not."""
     found = {
         "use_inplace_index_copy": use_inplace_index_copy,
         "reinplace_add": reinplace_add,
@@ -52,4 +50,4 @@ def patched(options: Mapping[str, bool] | None) -> Iterator[dict[str, bool]]:
         if name not in found:
             raise AttributeError(f"hpu_backend has no setting {name!r}")
         found[name] = value
-    yield found
+    return found

@@ -112,14 +112,13 @@ def _backend(
     name = InstructionTranslator.current_tx().f_code.co_name.removeprefix("lantern_")
     taken_apart = get_decompositions([getattr(torch.ops.aten, name) for name in DECOMPOSED])
     taken_apart[torch.ops.aten.full_like.default] = _full_like
-    with config.patched(options) as settings:
-        compiler = aot_autograd(
-            fw_compiler=_compiler(settings, name),
-            decompositions=taken_apart,
-            # As in the bridge, writes to inputs (caches, state) stay inside the graph.
-            keep_inference_input_mutations=True,
-        )
-        compiled: Callable[..., Any] = compiler(graph, example_inputs)
+    compiler = aot_autograd(
+        fw_compiler=_compiler(config.settings_of(options), name),
+        decompositions=taken_apart,
+        # As in the bridge, writes to inputs (caches, state) stay inside the graph.
+        keep_inference_input_mutations=True,
+    )
+    compiled: Callable[..., Any] = compiler(graph, example_inputs)
     return compiled
 
 

@@ -15,36 +15,13 @@ from typing import Any
 
 import torch
 
-from lantern_accel_hpu.software import metrics
-from lantern_accel_hpu.software.graphs import HPUGraph, graph, is_current_stream_capturing
+from lantern_accel_hpu.software import metrics as metrics
+from lantern_accel_hpu.software.graphs import HPUGraph as HPUGraph
+from lantern_accel_hpu.software.graphs import graph as graph
+from lantern_accel_hpu.software.graphs import (
+    is_current_stream_capturing as is_current_stream_capturing,
+)
 from lantern_accel_hpu.software.host import NAME
-
-__all__ = [
-    "Event",
-    "HPUGraph",
-    "Stream",
-    "current_device",
-    "current_stream",
-    "default_stream",
-    "device_count",
-    "get_device_name",
-    "graph",
-    "is_available",
-    "is_bf16_supported",
-    "is_current_stream_capturing",
-    "is_initialized",
-    "kernels",
-    "mem_get_info",
-    "memory_stats",
-    "metrics",
-    "module_id",
-    "reset_kernels",
-    "reset_peak_memory_stats",
-    "set_device",
-    "set_memory_limit",
-    "stream",
-    "synchronize",
-]
 
 
 def _lazy_init() -> None:
@@ -112,24 +89,6 @@ class Stream:
     def query(self) -> bool:
         """Return whether all that it was given has run; who asks lets it run."""
         return bool(torch.ops.lantern_software_hpu.done(self.stream_id, -1))
-
-    def synchronize(self) -> None:
-        """Wait for all that it was given."""
-        torch.ops.lantern_software_hpu.synchronize(self.stream_id, -1)
-
-    def wait_event(self, event: Event) -> None:
-        """Let what comes wait for an event."""
-        event.wait(self)
-
-    def wait_stream(self, stream: Stream) -> None:
-        """Let what comes wait for what another stream was given so far."""
-        stream.record_event().wait(self)
-
-    def record_event(self, event: Event | None = None) -> Event:
-        """Record an event behind what it was given so far."""
-        event = event or Event()
-        event.record(self)
-        return event
 
 
 _current = threading.local()

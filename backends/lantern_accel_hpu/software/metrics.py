@@ -6,21 +6,12 @@ from __future__ import annotations
 class Metric:
     """A counter with the bridge's form: ``stats()`` lists names and values."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self) -> None:
         self._total = 0
-
-    def name(self) -> str:
-        """Return the name that :func:`metric_global` takes."""
-        return self._name
 
     def stats(self) -> list[tuple[str, int]]:
-        """Return the count since the process began or :meth:`reset`."""
+        """Return the count since the process began."""
         return [("TotalNumber", self._total)]
-
-    def reset(self) -> None:
-        """Count from zero."""
-        self._total = 0
 
     def add(self) -> None:
         """Own addition: count one."""
@@ -28,7 +19,7 @@ class Metric:
 
 
 #: Graphs that the stand-in for ``hpu_backend`` compiled, and captures of HPUGraph.
-graph_compilation = Metric("graph_compilation")
+graph_compilation = Metric()
 
 
 class Recipes(Metric):
@@ -42,7 +33,7 @@ class Recipes(Metric):
         return [("TotalMiss", int(misses)), ("TotalHit", int(hits))]
 
 
-recipe_cache = Recipes("recipe_cache")
+recipe_cache = Recipes()
 
 
 def metric_global(name: str) -> Metric | None:

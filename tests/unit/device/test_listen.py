@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from support.gaudi import Gaudi
 
 from lantern_accel.device.capture import listening
 from lantern_accel.device.operations import TensorOps
 from lantern_accel_hpu.backend import DeviceBackend
+from lantern_accel_hpu.bridge import Bridge
 
 
 def test_phases_are_reported_inside_the_block_only() -> None:
@@ -60,7 +62,7 @@ def test_a_backend_that_marks_phases_itself_leaves_them_to_the_listener() -> Non
         seen.append(name)
         yield
 
-    backend = DeviceBackend.for_tracing()
+    backend = DeviceBackend(Bridge(Gaudi()))
     with listening(backend, listener), backend.phase("accept"):
         pass
     assert seen == ["accept"]

@@ -297,7 +297,7 @@ def test_counters_name_what_fell_back_and_leave_hits_out() -> None:
 
 
 def test_phases_are_ranges_of_the_profiler() -> None:
-    backend = DeviceBackend.for_tracing()
+    backend = DeviceBackend(Bridge(Gaudi()))
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities) as profile, backend.phase("verify"):
         torch.ones(2).add_(1)

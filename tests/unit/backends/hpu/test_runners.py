@@ -328,7 +328,9 @@ def test_errors_that_come_late_are_a_refusal_and_are_all_taken(
 
 
 @pytest.mark.parametrize("errors", [1, 2, 4])
-def test_late_errors_of_a_part_of_a_step_are_all_taken(opened: Open, errors: int) -> None:
+def test_late_errors_of_a_part_of_a_step_are_all_taken(
+    opened: Open, errors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A part of a refused step that fails late runs as it is, then and later."""
     backend, hpu = opened("compile")
     seen: list[int] = []
@@ -337,16 +339,12 @@ def test_late_errors_of_a_part_of_a_step_are_all_taken(opened: Open, errors: int
         seen.append(len(hpu.errors))
         return value + 1
 
-    def compiled(function: Callable[..., int], name: str) -> Callable[..., int]:
-        def launch(*given: Any) -> int:
-            hpu.errors = [RuntimeError(LATE)] * errors
-            return 0
+    def launch(*given: Any) -> int:
+        hpu.errors = [RuntimeError(LATE)] * errors
+        return 0
 
-        return launch
-
-    step = SimpleNamespace(
-        _layers=SimpleNamespace(compiled=compiled), _parts={}, _bridge=backend.bridge
-    )
+    monkeypatch.setattr("lantern_accel_hpu.layers.compiled", lambda *of: launch)
+    step = SimpleNamespace(_parts={}, _bridge=backend.bridge)
     assert Layered._first(step, part, (6,)) == 7  # type: ignore[arg-type]  # what it reads of a step
     assert seen == [0] and not hpu.errors and step._parts == {part: part}
 
@@ -427,14 +425,3 @@ def test_no_memory_for_a_capture_is_an_error_with_figures(opened: Open) -> None:
     says = r"ran out of memory while running the step when it asked for 4.00 GiB: 0.25 GiB of 94.00 GiB"
     with pytest.raises(BackendError, match=says):
         backend.capture(step, "step")
-
-
-def test_a_traced_backend_has_no_device() -> None:
-    backend = DeviceBackend.for_tracing()
-    backend.synchronize()
-    with backend.stopwatch() as watch:
-        pass
-    assert watch.seconds >= 0
-    assert backend.memory().in_use is None
-    assert backend.counters() == {}
-    assert not backend.capture(lambda: None).captured

@@ -111,7 +111,9 @@ class DeviceBackend(HPUOps, Backend):
 
     def facts(self) -> DeviceFacts:
         """Describe the Gaudi and the bridge."""
-        kernels = ", ".join(self.kernels.names) or "none"
+        fused = self.kernels
+        found = {"FusedSDPA": fused.sdpa, "FusedRMSNorm": fused.rms_norm, "RoPE": fused.rotary}
+        kernels = ", ".join(name for name, one in found.items() if one is not None) or "none"
         notes = [f"mode: {self.mode}", f"fused kernels: {kernels}"]
         if self.module is not None:
             notes.append(f"module {self.module}")
@@ -180,7 +182,12 @@ class DeviceBackend(HPUOps, Backend):
                 raise
             layered = self._by_layer(step, name, error) if kind is Compiled else None
             if layered is None:
-                raise faults.one_by_one(error, name, launches(step)) from error
+                # What it costs is what a reader must not miss.
+                raise NotCapturableError(
+                    f"SLOW: every call of the {name} now launches {launches(step)} operators one by one, "
+                    f"where a captured {name} is a single launch, so that the host sets the speed, not "
+                    f"the Gaudi; reason: {error}"
+                ) from error
             replay = layered
         self._replays.append(replay)
         return replay
@@ -194,8 +201,13 @@ class DeviceBackend(HPUOps, Backend):
         except NotCapturableError:
             return None
         if not any(isinstance(one, Layered) for one in self._replays):  # one line is enough
-            told = faults.by_layer(error, name, replay.launches())
-            warnings.warn(told, LanternWarning, stacklevel=4)
+            warnings.warn(
+                f"SLOWER: the {name} is compiled layer by layer, and every call of it launches "
+                f"{replay.launches()} graphs and operators, where a captured {name} is a single launch; "
+                f"reason: {error}",
+                LanternWarning,
+                stacklevel=4,
+            )
         return replay
 
     def synchronize(self) -> None:

@@ -47,12 +47,6 @@ class Kernels:
     pairwise: Any = None
     softmax: str = "None"
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The kernels that are there, for the device's notes."""
-        found = {"FusedSDPA": self.sdpa, "FusedRMSNorm": self.rms_norm, "RoPE": self.rotary}
-        return tuple(name for name, kernel in found.items() if kernel is not None)
-
 
 @dataclass(frozen=True)
 class Bridge:

@@ -44,21 +44,20 @@ class EventCopy(HostCopy):
         super().__init__(source)
         self._bridge, self._watch = bridge, watch
         self._stream = bridge.copy_stream()
-        self._free = deque(self._slot() for _ in range(SLOTS))
+        self._free = deque(
+            _Slot(
+                snapshot=torch.empty_like(source),
+                host=bridge.pinned(source.shape, source.dtype),
+                taken=bridge.hpu.Event(),
+                copied=bridge.hpu.Event(),
+            )
+            for _ in range(SLOTS)
+        )
         self._posted: deque[_Slot] = deque()
         self._waiting: deque[Tensor] = deque()
         # Once now, so that no request compiles it.
         self.post()
         self.read()
-
-    def _slot(self) -> _Slot:
-        source = self._source
-        return _Slot(
-            snapshot=torch.empty_like(source),
-            host=self._bridge.pinned(source.shape, source.dtype),
-            taken=self._bridge.hpu.Event(),
-            copied=self._bridge.hpu.Event(),
-        )
 
     def post(self) -> None:
         """Start a copy of what the buffer holds after the work given so far."""

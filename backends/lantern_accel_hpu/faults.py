@@ -196,22 +196,6 @@ def is_lost(error: BaseException) -> bool:
     return status(error) in LOST or any(word in text for text in texts for word in LOST_WORDS)
 
 
-def one_by_one(error: NotCapturableError, name: str, launches: int) -> NotCapturableError:
-    """Return the error of a refused capture with what it costs: this is what a reader must not miss."""
-    return NotCapturableError(
-        f"SLOW: every call of the {name} now launches {launches} operators one by one, where a captured "
-        f"{name} is a single launch, so that the host sets the speed, not the Gaudi; reason: {error}"
-    )
-
-
-def by_layer(error: NotCapturableError, name: str, launches: int) -> str:
-    """Return what a user reads of a function that was refused whole, and compiled layer by layer."""
-    return (
-        f"SLOWER: the {name} is compiled layer by layer, and every call of it launches {launches} graphs "
-        f"and operators, where a captured {name} is a single launch; reason: {error}"
-    )
-
-
 def fallback_nodes(error: BaseException) -> tuple[str, ...]:
     """Return the operators for which ``hpu_backend`` would have left the graph, as it names them.
 

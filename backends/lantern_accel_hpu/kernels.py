@@ -37,11 +37,6 @@ NOISE_BYTES = 512 << 20
 FREE_ROWS = 128
 
 
-#: FusedSDPA's softmax where it has no mode ``fp32`` or the dtype is not bfloat16: the kernel's own.
-#: ``fast`` rounds more than a comparison of distributions should.
-SOFTMAX = "None"
-
-
 def index_dtype() -> torch.dtype:
     """Return int32, which Gaudi's kernels take, where this torch takes it too (2.8 on); else int64."""
     index = torch.zeros(1, dtype=torch.int32, device="meta")
@@ -160,7 +155,8 @@ class HPUOps(TensorOps):
             # Causal and a mask exclude each other there; a tree's mask says all there is to say.
             # The mode of recomputing is said: left out, the wrapper asks the bridge for it, in a module
             # that Dynamo does not trace, and a step would not be one graph.
-            softmax = self.kernels.softmax if q.dtype == torch.bfloat16 else SOFTMAX
+            # Of the softmax, ``fast`` rounds more than a comparison of distributions should.
+            softmax = self.kernels.softmax if q.dtype == torch.bfloat16 else Kernels.softmax
             out: Tensor = self.kernels.sdpa.apply(
                 q, k, v, mask, 0.0, mask is None, scale, softmax, recomputes(q.shape[2])
             )

@@ -80,7 +80,7 @@ class EnergyMeter:
             return None
 
 
-def _card(pyhlml: Any, module: int | None) -> Any | None:
+def _card(pyhlml: Any, module: int | None) -> object:
     """Return the library's handle of the card ``module``; None where that is not known."""
     count = int(pyhlml.hlmlDeviceGetCount())
     handles = [pyhlml.hlmlDeviceGetHandleByIndex(i) for i in range(count)]

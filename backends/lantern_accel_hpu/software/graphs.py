@@ -8,7 +8,8 @@ replay writes the tensors of the capture, so whoever keeps one past the next rep
 
 from __future__ import annotations
 
-from types import TracebackType
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -151,23 +152,14 @@ class HPUGraph:
         self._tape = None
 
 
-class graph:
-    """``with graph(g):`` captures the block into ``g``."""
-
-    def __init__(self, hpu_graph: HPUGraph, stream: Any = None, dry_run: bool = False) -> None:
-        self._graph = hpu_graph
-        self._dry_run = dry_run
-
-    def __enter__(self) -> None:
-        self._graph.capture_begin(self._dry_run)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._graph.capture_end()  # whatever the block raised
+@contextlib.contextmanager
+def graph(hpu_graph: HPUGraph, stream: Any = None, dry_run: bool = False) -> Iterator[None]:
+    """Capture the block into a graph, and end the capture whatever the block raised."""
+    hpu_graph.capture_begin(dry_run)
+    try:
+        yield
+    finally:
+        hpu_graph.capture_end()
 
 
 def is_current_stream_capturing() -> bool:

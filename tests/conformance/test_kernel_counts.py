@@ -13,8 +13,6 @@ from support.processes import Run, passes
 from torch import Tensor
 
 from lantern_accel.device.capture import Replay
-from lantern_accel.device.kv_cache import KVLayout
-from lantern_accel.device.plan import Filter
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.device.preferences import Preferences
 from lantern_accel.families.random_weights import random_model, sized, with_head
@@ -98,9 +96,7 @@ class Fused(Null):
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return x * weight
 
-    def linear_add(
-        self, x: Tensor, weight: Tensor, residual: Tensor, bias: Tensor | None = None
-    ) -> Tensor:
+    def linear_add(self, x: Tensor, weight: Tensor, residual: Tensor, bias: None = None) -> Tensor:
         assert bias is None
         residual.view(-1, residual.shape[-1]).addmm_(x.reshape(-1, x.shape[-1]), weight.t())
         return residual
@@ -112,63 +108,40 @@ class Fused(Null):
     def rotary(self, cos: Tensor, sin: Tensor) -> Any:
         return cos, sin
 
-    def rotate_write(
-        self, qkv: Tensor, rotary: Any, kv: Any, layer: int, address: Tensor
-    ) -> Tensor:
+    def rotate_write(self, qkv: Tensor, *rest: Any) -> Tensor:
         return qkv[:, :, 0] * 1.0
 
-    def kv_layout(
-        self, layers: int, rows: int, capacity: int, heads: int, head_dim: int, dtype: torch.dtype
-    ) -> KVLayout:
-        return attention.layout(layers, rows, capacity, heads, head_dim, dtype)
+    kv_layout = staticmethod(attention.layout)
 
     def mask(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
         return visible.to(torch.int8)
 
-    def guide(
-        self,
-        logits: Tensor,
-        token: Tensor,
-        scale: Tensor | None,
-        image_scale: Tensor | float | None = None,
-        penalties: tuple[Tensor, Tensor] | None = None,
-    ) -> Tensor:
+    def guide(self, logits: Tensor, token: Tensor, *rest: Any) -> Tensor:
         return logits[: len(token)] * 1.0
 
-    def filter(self, logits: Tensor, given: Filter, tables: object | None = None) -> Tensor:
+    def filter(self, logits: Tensor, *rest: Any) -> Tensor:
         return logits * 1.0
 
-    def draw(self, weights: Tensor, uniforms: Tensor, sums: Tensor | None = None) -> Tensor:
+    def draw(self, weights: Tensor, uniforms: Tensor, *rest: Any) -> Tensor:
         if uniforms.dim() < weights.dim():
             return weights[..., 0].to(self.index)
         return weights[..., : uniforms.shape[-1]].to(self.index)
 
-    def race(
-        self, weights: Tensor, keys: Tensor, positions: Tensor, count: int | None = None
-    ) -> Tensor:
+    def race(self, weights: Tensor, keys: Tensor, at: Tensor, count: int | None = None) -> Tensor:
         best = weights[..., 0] if count is None else weights[..., :count]
         return (best * 1.0).to(self.index)
 
-    def perturb(self, weights: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
+    def perturb(self, weights: Tensor, *rest: Any) -> Tensor:
         return weights * 1.0
 
-    def accept(
-        self,
-        tree: Any,
-        logits: Tensor,
-        given: Filter,
-        rule: Any,
-        uniforms: Tensor,
-        bonus_uniform: Tensor,
-        masked: bool,
-    ) -> tuple[Tensor, ...] | None:
-        weights = self.filter(logits, given)[:, 0] * 1.0  # the walk, one kernel
+    def accept(self, tree: Any, logits: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        weights = self.filter(logits)[:, 0] * 1.0  # the walk, one kernel
         images, depth = len(logits), len(tree.max_children)
         path = tree.tokens.new_empty(images, depth + 1)
         length, bonus = tree.tokens.new_empty(images), tree.tokens.new_empty(images)
         return path, length, bonus, weights, weights.new_empty(images, depth)
 
-    def attend(self, q: Tensor, kv: Any, layer: int, mask: Tensor) -> Tensor:
+    def attend(self, q: Tensor, *rest: Any) -> Tensor:
         return q * 1.0
 
     def shape_of(self, stage: str, weight: Tensor, rows: int) -> int | None:
@@ -217,13 +190,11 @@ def step_of(
     top_k: int = 1000,
 ) -> OpRecorder:
     """Return what a step of one image launches."""
-    manifest, guessed = sized(size), length if strategy == "guessed" else None
-    asked = named_strategy(
-        strategy if guessed is None else "auto", static=NAIVE_EXTEND_57, dynamic=EAGLE2_TREE
-    )
-    if guessed is not None:
+    manifest, name = sized(size), "auto" if strategy == "guessed" else strategy
+    asked = named_strategy(name, static=NAIVE_EXTEND_57, dynamic=EAGLE2_TREE)
+    if strategy == "guessed" and length is not None:
         manifest = with_head(manifest)
-        asked = asked.model_copy(update={"drafts": Window.over((1, guessed), fresh="head")})
+        asked = asked.model_copy(update={"drafts": Window.over((1, length), fresh="head")})
     model = random_model(manifest, backend, torch.bfloat16)
     engine = engine_of(
         (model.target, model.drafter),
@@ -300,15 +271,11 @@ def test_the_first_image_of_a_large_model_waits_for_three_graphs() -> None:
     assert Measurements(engines).windows(Strategy(name=AUTO), 8, sampling).drafts.size == (8, 7)
 
 
-def few(device: str, strategy: str, count: int) -> bool:
-    return TINY[device][strategy] // 2 < count <= TINY[device][strategy]
-
-
 @pytest.mark.parametrize("strategy", TINY["null"])
 def test_a_tiny_step_launches_no_more_than_it_did(strategy: str) -> None:
     with open_backend("null") as backend:
         count = static.trace_shapes(backend, strategy, 1, 1.0, torch.float32).launched
-    assert few("null", strategy, count)
+    assert TINY["null"][strategy] // 2 < count <= TINY["null"][strategy]
 
 
 ON_HPU = """
@@ -328,13 +295,13 @@ def test_a_tiny_step_launches_no_more_on_gaudi_than_it_did(on_software_hpu: Run)
     shown = passes(on_software_hpu(*TINY["hpu"], script=ON_HPU))
     counts = dict(line.split() for line in shown.splitlines())
     assert counts.keys() == TINY["hpu"].keys()
-    for strategy, count in counts.items():
-        assert few("hpu", strategy, int(count)), (strategy, count)
+    for strategy, most in TINY["hpu"].items():
+        assert most // 2 < int(counts[strategy]) <= most, strategy
 
 
 def test_a_kernel_more_is_counted() -> None:
     class Further(Fused):
-        def attend(self, q: Tensor, kv: Any, layer: int, mask: Tensor) -> Tensor:
-            return super().attend(q, kv, layer, mask) + 1.0
+        def attend(self, q: Tensor, *rest: Any) -> Tensor:
+            return super().attend(q) + 1.0
 
     assert launched(Further(0), "vanilla") == launched(Fused(0), "vanilla") + 36

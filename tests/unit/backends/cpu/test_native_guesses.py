@@ -12,11 +12,8 @@ from support.tiny import tiny_models
 from unit.backends.cpu import test_native_steps as steps
 
 from lantern_accel.decoding.sources.head import HeadWindow
-from lantern_accel.device.plugins import open_backend
 from lantern_accel.nn.draft_head import DraftHead, DraftHeadConfig
-from lantern_accel.strategy.sources import DraftLength
 from lantern_accel.strategy.values import Sampling, SelfDrafts, Strategy, Window
-from lantern_accel_cpu.native.backend import NativeCpu
 
 pytestmark = native.needs_native
 
@@ -45,8 +42,7 @@ def test_guesses_and_tokens_are_those_of_the_operators(
     given: Sampling, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "tiny_models", headed)
-    draft_lengths = tuple(DraftLength(length=n, cost=1.0, tokens_per_step=1.0) for n in (1, 2, 5))
-    moving = Window(length=5, fresh="head", draft_lengths=draft_lengths)
+    moving = Window(length=5, fresh="head", draft_lengths=steps.LENGTHS)
     for tree in (Window(length=4, fresh="head"), Window(length=8, fresh="head", passes=0), moving):
         steps.compare(Strategy(name="scd", drafts=tree), given, batch)
 
@@ -57,36 +53,9 @@ def test_a_copys_own_windows_are_guessed_by_the_head(
 ) -> None:
     """Whichever way it is done, the tokens are plain decoding's, and the copy steps in one call."""
     monkeypatch.setattr(steps, "tiny_models", headed)
-    strategy = Strategy(
-        name="self", drafts=SelfDrafts.over((1, 4, 6), weights="int8", window=4, passes=3)
-    )
-    with steps.both() as (whole, pieces), torch.inference_mode():
-        got, want = (steps.made(ops, strategy, given, batch) for ops in (whole, pieces))
-        plain = steps.made(whole, Strategy(), given, batch)
-        assert isinstance(got.source.copy.source, HeadWindow)
-        assert got.source.copy.fused is not None
-        done = [engine.run() for engine in (got, want, plain)]
-        assert torch.equal(done[0].tokens, done[2].tokens)
-        assert torch.equal(done[1].tokens, done[2].tokens)
-        assert int(done[0].steps.max()) < int(done[2].steps.min())
-
-
-def test_a_step_with_a_head_is_one_native_call_in_bfloat16_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(steps, "tiny_models", headed)
-    with open_backend("cpu", {"native": "on", "threads": 2}) as ops, torch.inference_mode():
-        assert isinstance(ops, NativeCpu)
-        strategy = Strategy(name="scd", drafts=Window(length=4, fresh="head"))
-        engine = steps.made(ops, strategy, SAMPLED, 2, torch.bfloat16)
-        assert engine.source.fused is not None
-        plain = steps.made(ops, Strategy(), SAMPLED, 2, torch.bfloat16)
-        for _ in range(engine.geometry.tokens):
-            engine.step()
-            plain.step()
-        assert int(engine.state.length.min()) == engine.geometry.tokens - 1
-        assert int(plain.state.length.min()) == engine.geometry.tokens - 1
-        assert int(engine.state.steps.max()) <= engine.geometry.tokens - 1
+    drafts = SelfDrafts.over((1, 4, 6), weights="int8", window=4, passes=3)
+    engine = steps.same_images(Strategy(name="self", drafts=drafts), given, batch)
+    assert isinstance(engine.source.copy.source, HeadWindow)
 
 
 def test_guesses_in_bfloat16_are_nearly_all_those_of_the_operators(
@@ -99,6 +68,7 @@ def test_guesses_in_bfloat16_are_nearly_all_those_of_the_operators(
         got, want = (
             steps.made(ops, strategy, SAMPLED, 3, torch.bfloat16) for ops in (whole, pieces)
         )
+        assert got.source.fused is not None
         for _ in range(got.geometry.tokens):
             got.step()
             want.step()

@@ -13,8 +13,7 @@ from support.engines import GREEDY, LOPSIDED, NAMED, SAMPLED, engine_of
 from support.tiny import captions, neighbours, tiny_models
 from torch import Tensor
 
-from lantern_accel.device.plan import Refused, StepPlan
-from lantern_accel.device.plugins import open_backend
+from lantern_accel.device.plan import FusedStep, Refused, StepPlan
 from lantern_accel.nn.rounding import ROUNDINGS
 from lantern_accel.nn.transformer import pack
 from lantern_accel.strategy.rules import Lantern, LanternPP
@@ -34,6 +33,8 @@ pytestmark = native.needs_native
 UNGUIDED = Sampling(temperature=0.8, top_k=0, top_p=0.9, cfg_scale=1.0)
 COUPLINGS: tuple[Coupling, ...] = ("invariant", "maximal")
 FLOAT, BFLOAT = torch.float32, torch.bfloat16
+LENGTHS = tuple(DraftLength(length=n, cost=1.0, tokens_per_step=1.0) for n in (1, 2, 5))
+MOVING = Strategy(name="windows", drafts=Window(length=5, draft_lengths=LENGTHS))
 #: Sampling, batch and dtype. The quick tier has each once, the long one what is left of the product.
 QUICK: list[Any] = [(SAMPLED, 1, BFLOAT), (UNGUIDED, 2, FLOAT)]
 LONG: list[Any] = [
@@ -53,16 +54,23 @@ PAIRS = [
 class Pieces(NativeCpu):
     """The same kernels, without whole steps."""
 
-    def fused_step(self, plan: StepPlan) -> Refused:
+    def fused_step(self, plan: StepPlan) -> FusedStep | Refused:
         return Refused("operators are compared")
 
 
+class Ends(NativeCpu):
+    """The same kernels, and what follows a pass at once."""
+
+    def fused_step(self, plan: StepPlan) -> FusedStep | Refused:
+        return Refused("only what follows a pass") if plan.target else super().fused_step(plan)
+
+
 @contextmanager
-def both() -> Iterator[tuple[NativeCpu, Pieces]]:
-    """Open a backend, and one of the same kernels that steps operator by operator."""
-    with open_backend("cpu", {"native": "on", "threads": 2}) as whole:
-        assert isinstance(whole, NativeCpu)
-        yield whole, Pieces(0, whole.kernels)
+def both(kind: type[NativeCpu] = NativeCpu, unit: str = "") -> Iterator[tuple[NativeCpu, Pieces]]:
+    """Make a backend of a kind, and one of the same kernels that steps operator by operator."""
+    kernels = native.kernels(unit)
+    with native.threads(2):
+        yield kind(0, kernels), Pieces(0, kernels)
 
 
 def made(
@@ -94,32 +102,49 @@ def made(
 
 def kept(engine: Any) -> dict[str, Tensor]:
     """Return what a step leaves to be read: nothing of complete images but their tokens and counters."""
-    state, finite, n = engine.state, engine.finite, engine.geometry.tokens
-    found = {
-        name: getattr(state, name).clone()
-        for name in ("length", "step", "steps", "histogram", "last_length", "price")
-    }
+    state, finite, g = engine.state, engine.finite, engine.geometry
+    n, names = g.tokens, ("length", "step", "steps", "histogram", "last_length", "price")
+    if not g.drafted:
+        names = tuple(
+            name for name in state.buffers if name not in ("uniforms", "tokens", "feature")
+        )
+    found = {name: getattr(state, name).clone() for name in names}
     found["tokens"] = state.tokens[:, :n].clone()
     # Drafts behind the next window are drawn again before anything reads them.
-    reach = state.length + getattr(engine, "now", engine.geometry.depth + 1)
+    reach = state.length + getattr(engine, "now", g.depth + 1)
     found["tokens"].masked_fill_(torch.arange(n) >= reach.unsqueeze(1), 0)
+    if g.in_place:  # nor is anything of positions past the image read
+        if g.kept:
+            found["q"] = found["q"][:, :-1]
+        late = found["row_keys"] // g.vocab >= n
+        for name in ("row_keys", "row_previous", "row_tokens"):
+            found[name].masked_fill_(late, 0)
     open_ = state.length < n - 1
     for name in ("root", "pending_count", "pending_tokens", "last_path", "slot_of", "place_of"):
-        if engine.geometry.drafted:
+        if g.drafted:
             found[name] = getattr(state, name)[open_].clone()
-    if engine.geometry.drafted:
-        rows = torch.cat([open_] * engine.geometry.branches)
+    if g.drafted:
+        rows = torch.cat([open_] * g.branches)
         used = torch.arange(state.pending_tokens.shape[1]) < state.pending_count.unsqueeze(1)
-        used = torch.cat([used] * engine.geometry.branches)[rows]
+        used = torch.cat([used] * g.branches)[rows]
         found["features"] = state.pending_features[rows][used].clone()
         found["pending_tokens"] = found["pending_tokens"][used[: int(open_.sum())]]
-    return found | {"finite": finite.count.clone(), "report": finite.report.clone()}
+    return found | {name: getattr(finite, name).clone() for name in ("count", "holds", "report")}
 
 
-def compare(strategy: Strategy, given: Sampling, batch: int, **changes: Any) -> float:
+def compare(
+    strategy: Strategy,
+    given: Sampling,
+    batch: int,
+    kind: type[NativeCpu] = NativeCpu,
+    unit: str = "",
+    **changes: Any,
+) -> float:
     """Step both ways, past the end of the images, and compare after every step; return the price."""
-    with both() as (whole, pieces), torch.inference_mode():
+    with both(kind, unit) as (whole, pieces), torch.inference_mode():
         got, want = (made(ops, strategy, given, batch, **changes) for ops in (whole, pieces))
+        assert at_once(got) == (kind is NativeCpu) and not at_once(want)
+        assert kind is NativeCpu or got.longest.fused_end is not None
         moves = torch.Generator().manual_seed(1)
         for step in range(want.geometry.tokens + 2):
             if len(want.lengths) > 1:
@@ -140,20 +165,53 @@ def compare(strategy: Strategy, given: Sampling, batch: int, **changes: Any) -> 
 
 
 def at_once(engine: Any) -> bool:
-    """Return whether an engine has a native call for a whole step."""
-    return engine.longest.fused is not None
+    """Return whether an engine, and a copy that drafts for it, has a native call for a whole step."""
+    copy = getattr(engine.source, "copy", None)
+    whole = engine.longest.fused is not None
+    assert copy is None or (copy.fused is not None) == whole
+    return whole
+
+
+def same_images(strategy: Strategy, given: Sampling, batch: int, **changes: int) -> Any:
+    """Decode both ways and plainly: the same images, in fewer steps; return the native engine."""
+    with both() as (whole, pieces), torch.inference_mode():
+        got, want = (made(ops, strategy, given, batch, **changes) for ops in (whole, pieces))
+        plain = made(whole, Strategy(), given, batch, **changes)
+        assert at_once(got) and not at_once(want)
+        done = [engine.run() for engine in (got, want, plain)]
+        assert torch.equal(done[0].tokens, done[2].tokens)
+        assert torch.equal(done[1].tokens, done[2].tokens)
+        assert int(done[0].steps.max()) < int(done[2].steps.min())
+    return got
 
 
 @pytest.mark.parametrize(("given", "batch", "dtype"), SETTINGS)
 def test_plain_steps_and_windows(given: Sampling, batch: int, dtype: torch.dtype) -> None:
-    draft_lengths = tuple(DraftLength(length=n, cost=1.0, tokens_per_step=1.0) for n in (1, 2, 5))
-    windows = Strategy(name="windows", drafts=Window(length=5, draft_lengths=draft_lengths))
-    for strategy in (NAMED["vanilla"], Strategy(name="scd", drafts=Window(length=7)), windows):
+    for strategy in (NAMED["vanilla"], Strategy(name="scd", drafts=Window(length=7)), MOVING):
         compare(strategy, given, batch, dtype=dtype, dim=64)
-    for name in ("vanilla", "sjd"):
-        tree = NAMED["vanilla"].drafts if name == "vanilla" else Window(length=5, fresh="uniform")
-        one = Strategy(name=name, drafts=tree, coupling="maximal")
-        compare(one, given, batch, dtype=dtype, dim=64)
+    compare(Strategy(coupling="maximal"), given, batch, dtype=dtype, dim=64)
+
+
+@pytest.mark.parametrize("unit", native.unit_cases())
+@pytest.mark.parametrize(
+    ("length", "changes", "coupling"),
+    [
+        (0, {}, "maximal"),
+        (2, {}, None),
+        (5, {"passes": 0}, None),
+        (5, {"fresh": "uniform"}, None),
+        (5, {"draft_lengths": LENGTHS}, None),
+        (16, {}, None),
+    ],
+)
+def test_what_follows_a_pass_by_operators(
+    length: int, changes: dict[str, Any], coupling: Coupling | None, unit: str
+) -> None:
+    drafts = Window(length=length, **changes) if length else NAMED["vanilla"].drafts
+    strategy = Strategy(name="scd", drafts=drafts).override(coupling=coupling)
+    plain = Sampling(temperature=0.9, top_k=0, top_p=1.0, cfg_scale=2.0)
+    for given, batch in ((SAMPLED, 3), (plain, 1)):
+        compare(strategy, given, batch, Ends, unit)
 
 
 def test_windows_of_more_rows_than_a_product_does_at_a_time() -> None:
@@ -162,14 +220,12 @@ def test_windows_of_more_rows_than_a_product_does_at_a_time() -> None:
 
 @pytest.mark.parametrize(("batch", "dtype"), PAIRS)
 def test_greedy_steps(batch: int, dtype: torch.dtype) -> None:
-    draft_lengths = tuple(DraftLength(length=n, cost=1.0, tokens_per_step=1.0) for n in (1, 2, 5))
-    windows = Strategy(name="windows", drafts=Window(length=5, draft_lengths=draft_lengths))
     trees = [Strategy(name="eagle", drafts=tree) for tree in (ChainTree(length=3), LOPSIDED)]
     beams = [DynamicTree(top_k=k, depth=d, total=n) for k, d, n in ((1, 0, 2), (3, 2, 9))]
     fresh = [Window(length=7, fresh=kind) for kind in ("above", "uniform")]
     for strategy in (
         NAMED["vanilla"],
-        windows,
+        MOVING,
         Strategy(name="self", drafts=SelfDrafts.over((1, 4, 6), weights="int8")),
         *(Strategy(name="scd", drafts=one) for one in (*fresh, Window(length=7, passes=3))),
         *trees,
@@ -202,30 +258,8 @@ def test_drafts_of_a_copy(given: Sampling, batch: int, weights: str, dtype: torc
 @pytest.mark.parametrize("weights", sorted(ROUNDINGS))
 def test_drafts_of_a_copys_windows_end_in_the_same_images(weights: str) -> None:
     # A native step draws no drafts behind its next window, so that those of a jump may differ.
-    strategy = Strategy(
-        name="self", drafts=SelfDrafts.over((1, 4, 6), weights=weights, window=4, passes=3)
-    )
-    with both() as (whole, pieces), torch.inference_mode():
-        got, want, plain = (
-            made(ops, one, SAMPLED, 3, dim=64)
-            for ops, one in ((whole, strategy), (pieces, strategy), (whole, NAMED["vanilla"]))
-        )
-        done = [engine.run() for engine in (got, want, plain)]
-        assert torch.equal(done[0].tokens, done[2].tokens)
-        assert torch.equal(done[1].tokens, done[2].tokens)
-        assert int(done[0].steps.max()) < int(done[2].steps.min())
-
-
-def test_every_pass_of_a_copy_is_one_call() -> None:
-    with both() as (whole, pieces), torch.inference_mode():
-        for window in (0, 4):
-            strategy = Strategy(
-                name="self", drafts=SelfDrafts.over((1, 6), weights="int6", window=window)
-            )
-            for ops, native_ in ((whole, True), (pieces, False)):
-                engine = made(ops, strategy, SAMPLED, 1, dim=64)
-                copy = engine.source.copy
-                assert (copy.fused is not None) == native_ == at_once(engine)
+    drafts = SelfDrafts.over((1, 4, 6), weights=weights, window=4, passes=3)
+    same_images(Strategy(name="self", drafts=drafts), SAMPLED, 3, dim=64)
 
 
 @pytest.mark.parametrize("tree", [ChainTree(length=1), ChainTree(length=3), LOPSIDED])
@@ -292,28 +326,6 @@ def test_drafters_with_taps_and_more_blocks(blocks: int, taps: tuple[int, ...]) 
         compare(strategy, SAMPLED, 2, blocks=blocks, taps=taps)
 
 
-def test_it_is_these_calls_that_were_compared() -> None:
-    with both() as (whole, pieces), torch.inference_mode():
-        for name in ("vanilla", "eagle", "eagle2", "lantern", "lantern++"):
-            assert at_once(made(whole, NAMED[name], SAMPLED, 1)), name
-            assert not at_once(made(pieces, NAMED[name], SAMPLED, 1)), name
-            assert at_once(made(whole, NAMED[name], GREEDY, 1)), name
-
-
-@pytest.mark.parametrize(
-    ("strategy", "given"),
-    [
-        (NAMED["lantern++"].model_copy(update={"tv_budget": 0.1}), SAMPLED),
-    ],
-)
-def test_what_has_no_kernel_goes_the_engines_way(strategy: Strategy, given: Sampling) -> None:
-    with both() as (whole, _), torch.inference_mode():
-        engine = made(whole, strategy, given, 1)
-        assert not at_once(engine)
-        engine.step()
-        assert int(engine.state.step) == 2
-
-
 @pytest.mark.parametrize("given", [SAMPLED, GREEDY])
 @pytest.mark.parametrize("name", ["vanilla", "eagle"])
 def test_a_step_counts_numbers_that_are_not_finite(name: str, given: Sampling) -> None:
@@ -324,3 +336,32 @@ def test_a_step_counts_numbers_that_are_not_finite(name: str, given: Sampling) -
         engine.step()
         assert engine.finite.count.tolist() == [2, 2]
         assert int(engine.state.step) == 3
+
+
+def test_what_has_no_kernel_goes_the_engines_way() -> None:
+    sjd = Strategy(drafts=Window(length=5, fresh="uniform"), coupling="maximal")
+    budget = NAMED["lantern++"].model_copy(update={"tv_budget": 0.1})
+    with both(Ends) as (ends, _), torch.inference_mode():
+        assert made(ends, sjd, SAMPLED, 2).longest.fused_end is None
+    with both() as (whole, _), torch.inference_mode():
+        engine = made(whole, budget, SAMPLED, 1)
+        assert not at_once(engine)
+        engine.step()
+        assert int(engine.state.step) == 2
+
+
+def test_a_number_that_is_not_finite_is_counted_in_its_image() -> None:
+    with both(Ends) as backends, torch.inference_mode():
+        for ops in backends:
+            engine = made(ops, Strategy(name="scd", drafts=Window(length=4)), SAMPLED, 2)
+            real = engine.verifying.guidance
+
+            def damaged(*given: Any, real: Any = real) -> Tensor:
+                logits: Tensor = real(*given).clone()
+                logits[1, 2, 4] = float("nan")
+                return logits
+
+            engine.step()
+            engine.verifying.guidance = damaged
+            engine.step()
+            assert engine.finite.count.tolist() == [3, 2]

@@ -136,13 +136,12 @@ with pytest.raises(RuntimeError, match="recorded"):
     one.elapsed_time(two)
 one.record(); two.record()
 assert one.elapsed_time(two) >= 0 and hpu.Stream().query()
-print("fine")
 """
 
 
 @pytest.mark.long
 def test_the_device_behaves_as_one(on_software_hpu: Run) -> None:
-    assert "fine" in passes(on_software_hpu(script=DEVICE))
+    passes(on_software_hpu(script=DEVICE))
 
 
 LATE = """
@@ -169,14 +168,13 @@ for name, pinned in planted.items():
                     engine.run(on_progress=lambda known: None)
             else:
                 engine.run(on_progress=lambda known: None)
-print("fine")
 """
 
 
 @pytest.mark.long
 def test_a_late_copy_to_pageable_memory_is_found_out(on_software_hpu: Run) -> None:
     """The review's fault: an event waited for, and the values of the wait before."""
-    assert "fine" in passes(on_software_hpu(script=LATE))
+    passes(on_software_hpu(script=LATE))
 
 
 def test_it_does_not_take_the_name_of_a_real_one(monkeypatch: pytest.MonkeyPatch) -> None:

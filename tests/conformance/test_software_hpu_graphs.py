@@ -48,14 +48,13 @@ for graph in dynamo.graphs:
     assert not unlisted, unlisted
     assert not bases & set(operators.FALLBACKS), bases & set(operators.FALLBACKS)
 assert len(dynamo.graphs) == (3 if sys.argv[1] == "compile" else 0)
-print("fine")
 """
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["graph", "compile"])
 def test_all_steps_of_a_bucket_are_one_graph(on_software_hpu: Run, mode: str) -> None:
-    assert "fine" in passes(on_software_hpu(mode, script=BUCKETS))
+    passes(on_software_hpu(mode, script=BUCKETS))
 
 
 LOWERED = """
@@ -157,13 +156,12 @@ torch.ones(3, device=device).exp()
 assert missed() == before
 torch.ones(5, device=device).exp()
 assert missed() > before
-print("fine")
 """
 
 
 @pytest.mark.long
 def test_the_bridges_passes_show_in_the_numbers(on_software_hpu: Run) -> None:
-    assert "fine" in passes(on_software_hpu(script=LOWERED))
+    passes(on_software_hpu(script=LOWERED))
 
 
 EVERY = """
@@ -190,7 +188,6 @@ with torch.inference_mode():
             assert one.session.progress.lag == 1
             assert every.run_of(one, made, 2) == every.run_of(other, None, 2), (kind, size)
             print(kind, size, len(made))
-print("fine")
 """
 #: All of them; each half once by each mode, with one image and with several that are guided.
 EXACT, TREES = "windows,chains,vanilla", "lantern++,eagle2"
@@ -217,7 +214,7 @@ def test_every_function_of_auto_is_captured_and_gives_the_tokens_of_the_cpu(
     pinned = str(int(index == "int32"))
     words = (mode, kinds, sizes, index)
     of = {"LANTERN_HPU_SOFTWARE_PINNED": pinned, "LANTERN_HPU_SOFTWARE_RELEASE": release}
-    assert "fine" in passes(on_software_hpu(*words, script=EVERY, **of))
+    passes(on_software_hpu(*words, script=EVERY, **of))
 
 
 FIRST_CONTACT = """

@@ -85,7 +85,6 @@ for said in list(texts())[:1 if sys.argv[2] == "layers" else None]:
         assert not [name for name in counted if name.startswith("late.")], counted
     else:
         assert "SLOW: every call of the" in line, line
-print("fine")
 """
 
 
@@ -96,7 +95,7 @@ def test_a_refused_step_still_draws_with_one_line(
 ) -> None:
     """Texts are the bridge's own: its registry, its asserts, Synapse's status, TorchScript's types."""
     model = write_tiny_model(tmp_path / "model")
-    assert "fine" in passes(on_software_hpu(str(model), refused, script=REFUSED))
+    passes(on_software_hpu(str(model), refused, script=REFUSED))
 
 
 LATE = """
@@ -161,7 +160,6 @@ with load("hpu", software=True) as pipeline:
     got, told = drawn(pipeline, "vanilla")
     late.clear()
     assert got == wanted["vanilla"] and len(told) == 1 and "SLOW:" in told[0], told
-print("fine")
 """
 
 
@@ -169,7 +167,7 @@ print("fine")
 def test_errors_that_come_late_let_another_way_serve(on_software_hpu: Run, tmp_path: Path) -> None:
     """One thread's error or two, at a wait or at the next launch, in prefill, steps and their parts."""
     model = write_tiny_model(tmp_path / "model")
-    assert "fine" in passes(on_software_hpu(str(model), script=LATE))
+    passes(on_software_hpu(str(model), script=LATE))
 
 
 LAZY = """
@@ -199,7 +197,6 @@ with load() as pipeline:
     late.clear()
     with pytest.raises(BackendError, match="that capture first"):
         pipeline.generate("red heart", seed=3, strategy="vanilla")
-print("fine")
 """
 
 
@@ -208,4 +205,4 @@ def test_a_failed_capture_in_lazy_mode_asks_for_another_process(
     on_software_hpu: Run, tmp_path: Path
 ) -> None:
     model = write_tiny_model(tmp_path / "model")
-    assert "fine" in passes(on_software_hpu(str(model), script=LAZY))
+    passes(on_software_hpu(str(model), script=LAZY))

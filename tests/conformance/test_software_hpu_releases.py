@@ -47,7 +47,6 @@ if sys.argv[1] == "1.24":
     assert made.count("index_copy_.default") == 3, made
 else:
     assert got[0] != wanted[0] and got[2] == wanted[2]
-print("fine")
 """
 
 
@@ -55,7 +54,7 @@ print("fine")
 @pytest.mark.parametrize("release", ["1.19", "1.24"])
 def test_two_writes_to_one_buffer(on_software_hpu: Run, release: str) -> None:
     run = on_software_hpu(release, script=WRITES, LANTERN_HPU_SOFTWARE_RELEASE=release)
-    assert "fine" in passes(run)
+    passes(run)
 
 
 def test_a_release_that_is_not_modelled_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,6 @@ with torch.inference_mode():
                 base = name.partition(".")[0]
                 listed = {base, base.rstrip("_")} & operators.names()
                 assert listed or base in operators.EXCEPTIONS, (word, dtype, name)
-print("fine")
 """
 OWN_WINDOWS = "self:4,window=4,passes=3"
 EVERY = tuple(f"{('vanilla', 'self')[n % 2]}={how}" for n, how in enumerate(ROUNDINGS))
@@ -83,7 +82,7 @@ def test_rounded_weights_give_the_tokens_of_the_cpu(
     on_software_hpu: Run, mode: str, drafts: str, weights: tuple[str, ...]
 ) -> None:
     """Of a target in fewer bits, and of drafts by a copy, which writes the target's cache as well."""
-    assert "fine" in passes(on_software_hpu(mode, drafts, *weights, script=ROUNDED))
+    passes(on_software_hpu(mode, drafts, *weights, script=ROUNDED))
 
 
 FLOATS = """
@@ -144,10 +143,9 @@ with torch.inference_mode():
         pack(layer, hpu, how)
     with pytest.raises(RequestError, match="fp8 .*this is none: draft with int8"):
         rounded_copy(layer, cpu, how, drafts=True)
-print("fine")
 """
 
 
 @pytest.mark.long
 def test_a_copy_in_floats_of_8_bits_drafts_and_the_target_decides(on_software_hpu: Run) -> None:
-    assert "fine" in passes(on_software_hpu("graph", script=FLOATS))
+    passes(on_software_hpu("graph", script=FLOATS))

@@ -85,11 +85,6 @@ def sides(kv: KVCache, layer: int) -> tuple[Tensor, Tensor]:
     return kv.by_head(layer, kv.layout.capacity)
 
 
-def held(kv: KVCache) -> Tensor:
-    """Return a copy of all that a cache holds."""
-    return torch.stack(kv.buffers)
-
-
 def attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
     """Attend in float64: ``q [R, T, H, d]``, ``k, v [R, H, L, d]``, ``visible`` bool ``[R, 1, T, L]``."""
     scores = torch.einsum("rthd,rhld->rhtl", q.double(), k.double()) * q.shape[-1] ** -0.5

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,14 @@ def _compiler(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> Pat
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setattr(build, "compiler", lambda: str(path))
     return path
+
+
+def _twice_at_once(call: Callable[[], None]) -> None:
+    both = [threading.Thread(target=call) for _ in range(2)]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join()
 
 
 def _kernels(options: dict[str, str]) -> object:
@@ -105,11 +114,7 @@ def test_two_builders_leave_one_whole_library(
     _compiler(monkeypatch, tmp_path, 'for last; do :; done; sleep 0.2; seq 1 5000 > "$last"')
     path = tmp_path / "cache" / "native" / "x.so"
     units = build.chosen_units()
-    both = [threading.Thread(target=build.compile_library, args=(units, path)) for _ in range(2)]
-    for one in both:
-        one.start()
-    for one in both:
-        one.join()
+    _twice_at_once(lambda: build.compile_library(units, path))
     assert path.read_text().splitlines()[-1] == "5000"
     assert os.listdir(path.parent) == ["x.so"]
 
@@ -138,14 +143,7 @@ def test_a_first_use_says_that_it_builds_and_a_second_one_waits(
     _compiler(monkeypatch, tmp_path, script)
     units = build.chosen_units()
     found: list[str] = []
-    both = [
-        threading.Thread(target=lambda: found.append(build.compiled(units).read_text()))
-        for _ in range(2)
-    ]
-    for one in both:
-        one.start()
-    for one in both:
-        one.join()
+    _twice_at_once(lambda: found.append(build.compiled(units).read_text()))
     assert found == ["whole\n", "whole\n"]
     # Every source of every unit, and the link.
     assert len(calls.read_text().splitlines()) == len(units) * len(build._SOURCES) + 1
@@ -175,10 +173,13 @@ def test_an_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_options_that_exclude_each_other_are_refused() -> None:
-    with pytest.raises(BackendError, match="native='maybe'; give on, off or auto"):
-        open_backend("cpu", {"native": "maybe"})
-    with pytest.raises(BackendError, match="native=on and compile=on"):
-        open_backend("cpu", {"native": "on", "compile": "on"})
+    for options, says in (
+        ({"native": "maybe"}, "native='maybe'; give on, off or auto"),
+        ({"compile": "maybe"}, "compile='maybe'; give on, off or auto"),
+        ({"native": "on", "compile": "on"}, "native=on and compile=on"),
+    ):
+        with pytest.raises(BackendError, match=says):
+            open_backend("cpu", options)
     assert _kernels({"native": "off"}) is None
 
 

@@ -155,21 +155,6 @@ def test_a_mask_may_end_before_the_cache(dtype: torch.dtype) -> None:
     _check_attention("", dtype, 3, 64, 9, sees=37)
 
 
-def test_a_kernel_off_by_one_head_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = module.cache_of
-
-    def off_by_one(kv):
-        found = whole(kv)
-        for side in kv.buffers:  # head h reads what head h - 1 should
-            side.copy_(side.roll(kv.layout.capacity, dims=0))
-        return found
-
-    _check_attention("", torch.float32, 3, 64, 9)
-    monkeypatch.setattr(module, "cache_of", off_by_one)
-    with pytest.raises(AssertionError):
-        _check_attention("", torch.float32, 3, 64, 9)
-
-
 def test_a_query_that_sees_nothing_gets_zeros() -> None:
     kv = native.filled_cache(1, 1, 10, 1, 64, torch.float32)
     seen = torch.zeros(1, 1, 2, 10, dtype=torch.bool)
@@ -208,24 +193,4 @@ def test_rotation_and_write_touch_their_slots_alone(
             assert torch.equal(v[at], qkv[row, t, 2])
             for side, old in zip((k, v), native.sides(before, 1), strict=True):
                 side[at] = old[at]
-    assert torch.equal(native.held(kv), native.held(before))
-
-
-def test_slots_are_stored() -> None:
-    kernels = native.kernels()
-    kv, want = (native.filled_cache(2, 2, 9, 3, 20, torch.float32) for _ in range(2))
-    new = native.draw(5, 2, 2, 3, 20)
-    kernels.write(kv, 1, torch.tensor([[3, 5], [0, 8]]), new, 2 * new)
-    k, v = native.sides(want, 1)
-    for row, slots in enumerate(((3, 5), (0, 8))):
-        for t, slot in enumerate(slots):
-            k[row, :, slot] = new[row, t]
-            v[row, :, slot] = 2 * new[row, t]
-    assert torch.equal(native.held(kv), native.held(want))
-
-
-def test_a_layout_is_described_by_its_strides() -> None:
-    kv = native.filled_cache(2, 3, 9, 4, 20, torch.float32)
-    found = module.cache_of(kv)
-    assert (found.row, found.head, found.slot) == (4 * 9 * 20, 9 * 20, 20)
-    assert kv.layout.head_major
+    assert torch.equal(torch.stack(kv.buffers), torch.stack(before.buffers))

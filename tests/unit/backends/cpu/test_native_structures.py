@@ -34,11 +34,3 @@ def test_sizes_and_offsets_are_the_compilers(tmp_path: Path) -> None:
     subprocess.run([*given, "-o", str(program)], check=True, timeout=120)
     found = subprocess.run([program], capture_output=True, text=True, check=True).stdout
     assert found.splitlines() == want
-
-
-def test_pointers_to_structures_are_typed_and_others_are_addresses() -> None:
-    fields = dict(structures.fields("Trunk"))
-    assert fields["blocks"] is ctypes.POINTER(structures.Block)
-    assert fields["cache"] is structures.Cache
-    assert fields["taps"] is ctypes.c_void_p
-    assert fields["norm_eps"] is ctypes.c_float

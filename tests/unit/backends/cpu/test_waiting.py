@@ -12,36 +12,29 @@ from lantern_accel_cpu.native import build
 from lantern_accel_cpu.spec import WAITING, Spec
 
 
-@pytest.fixture(autouse=True)
-def _compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "missing", lambda: "")
-
-
-def prepared(spec: Spec, **environ: str) -> dict[str, str]:
+@pytest.mark.parametrize(
+    ("options", "environ", "missing", "waiting"),
+    [
+        ({}, {}, "", {"OMP_WAIT_POLICY": "passive"}),
+        # What the user has set stays.
+        *(({}, {name: "7"}, "", {name: "7"}) for name in WAITING),
+        # Steps by torch's operators keep OpenMP's way.
+        ({"native": "off"}, {}, "", {}),
+        ({"compile": "on"}, {}, "", {}),
+        ({}, {}, "no C++ compiler was found", {}),
+    ],
+)
+def test_threads_sleep_while_they_wait_for_native_steps(
+    options: dict[str, str],
+    environ: dict[str, str],
+    missing: str,
+    waiting: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(build, "missing", lambda: missing)
     given = dict(environ)
-    spec.prepare(given)
-    return {name: given[name] for name in WAITING if name in given}
-
-
-def test_threads_sleep_while_they_wait() -> None:
-    assert prepared(Spec()) == {"OMP_WAIT_POLICY": "passive"}
-
-
-@pytest.mark.parametrize("name", WAITING)
-def test_what_the_user_set_stays(name: str) -> None:
-    assert prepared(Spec(), **{name: "7"}) == {name: "7"}
-
-
-@pytest.mark.parametrize("options", [{"native": "off"}, {"compile": "on"}])
-def test_steps_by_torch_s_operators_keep_openmp_s_way(options: dict[str, str]) -> None:
-    spec = Spec().configured(options)
-    assert isinstance(spec, Spec)
-    assert prepared(spec) == {}
-
-
-def test_without_a_compiler_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "missing", lambda: "no C++ compiler was found")
-    assert prepared(Spec()) == {}
+    Spec().configured(options).prepare(given)
+    assert {name: given[name] for name in WAITING if name in given} == waiting
 
 
 def test_a_process_says_it_before_torch_is_loaded() -> None:

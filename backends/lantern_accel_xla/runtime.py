@@ -21,7 +21,6 @@ from lantern_accel_xla import environment
 #: Metrics whose number of samples counts something, and what.
 COUNTED = {
     "CompileTime": "compilations",
-    "ExecuteTime": "executions",
     "TransferToDeviceTime": "transfers.to_device",
     "TransferFromDeviceTime": "transfers.from_device",
 }
@@ -169,7 +168,7 @@ class Runtime:
     # --- meters ----------------------------------------------------------------------------------
 
     def metrics(self) -> dict[str, int]:
-        """Read counts: compilations, executions, transfers each way, and operators run on the host."""
+        """Read counts: compilations, transfers each way, and operators that ran on the host."""
         found = {}
         for metric, name in COUNTED.items():
             data = self._c._xla_metric_data(metric)
@@ -177,10 +176,6 @@ class Runtime:
         names = [one for one in self._c._xla_counter_names() if one.startswith("aten::")]
         found["fallbacks"] = sum(int(self._c._xla_counter_value(one)) for one in names)
         return found
-
-    def fallbacks(self) -> list[str]:
-        """Return the names of operators that ran on the host without a lowering."""
-        return sorted(one for one in self._c._xla_counter_names() if one.startswith("aten::"))
 
     def memory(self) -> dict[str, int]:
         """Read ``bytes_used``, ``bytes_limit``, ``peak_bytes_used``; empty where the client has none."""

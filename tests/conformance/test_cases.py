@@ -11,31 +11,21 @@ from lantern_accel.testing import CHECKS
 
 TOY = """
 import pytest
-import torch
 
-from lantern_accel.device.backend import Backend, Conformance, DeviceFacts
+from lantern_accel.device.backend import Conformance
 from lantern_accel.testing import Failed, Measured
 from lantern_accel.testing.cases import test_conforms, test_conforms_to_its_own_checks
+from support.faults import scaffold
 
 
-class Abacus(Backend):
-    name, version = "abacus", "1.0"
-
-    def facts(self):
-        return DeviceFacts(
-            backend=self.name, device=str(self.device), name="Abacus", torch=torch.__version__
-        )
-
-    def synchronize(self):
-        pass
-
+class Abacus(scaffold()):
     def conformance(self):
         return Conformance(checks={"beads.counted": lambda backend: Measured("ten")})
 
 
 @pytest.fixture(scope="module")
 def backend():
-    with Abacus(torch.device("cpu")) as opened:
+    with Abacus(0) as opened:
         yield opened
 """
 
@@ -56,7 +46,7 @@ class Wrong(Abacus):
 
 @pytest.fixture(scope="module")
 def backend():
-    return Wrong(torch.device("cpu"))
+    return Wrong(0)
 """
 
 

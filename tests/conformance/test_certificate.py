@@ -17,7 +17,7 @@ from lantern_accel.device.plan import Refused
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import RequestError
 from lantern_accel.testing import CHECKS, certificate
-from lantern_accel.testing.certificate import Certificate, certify, markdown
+from lantern_accel.testing.certificate import Certificate, certify, markdown, write
 from lantern_accel.testing.kit import conform
 from lantern_accel.testing.served import who_serves
 from lantern_accel_cpu.backend import DeviceBackend
@@ -43,8 +43,10 @@ SKIPPED = Outcome(name="device.energy", state="not applicable", detail="no meter
 
 
 def test_a_part_of_the_kit_is_no_conformance(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    numbers = iter(range(100))
+    monkeypatch.setattr(DeviceBackend, "counters", lambda self: {"graphs": next(numbers)})
     page = tmp_path / "card.md"
     words = ["conform", "cpu", "--in-process", "--only", "kv.round_trip", "--option", "native=off"]
     assert main([*words, "--certificate", str(page)]) == 0
@@ -60,17 +62,9 @@ def test_a_part_of_the_kit_is_no_conformance(
         assert said in text
     assert "| `attend` | override |" in text.split("## Who served what")[1]
     assert "`kv.round_trip`" in text.split("## Passed")[1].split("##")[0]
-
-
-def test_json_alone_where_json_is_asked_for(tmp_path: Path) -> None:
-    path = tmp_path / "card.json"
-    assert (
-        main(
-            ["conform", "cpu", "--in-process", "--only", "accept.ties", "--certificate", str(path)]
-        )
-        == 0
-    )
-    assert [one.name for one in tmp_path.iterdir()] == ["card.json"]
+    before, after = card.counters_before["graphs"], card.counters_after["graphs"]
+    assert before < after
+    assert f"| graphs | {before} | {after} |" in text
 
 
 @pytest.mark.parametrize("name", ["", "."])
@@ -94,9 +88,14 @@ def test_a_certificate_without_a_name_is_refused_before_any_check(
     ],
     ids=["all", "a failure", "a part", "simulated", "nothing"],
 )
-def test_the_verdict(given: Report, known: list[str], verdict: str, why: str) -> None:
+def test_the_verdict(
+    given: Report, known: list[str], verdict: str, why: str, tmp_path: Path
+) -> None:
     with open_backend("null") as backend:
         card = certify(backend, given, known)
+    path = tmp_path / "card.json"  # JSON alone is asked for
+    assert write(card, path) == [*tmp_path.iterdir()] == [path]
+    assert Certificate.model_validate_json(path.read_text()) == card
     assert card.verdict == verdict
     assert card.why.startswith(why)
     text = markdown(card)
@@ -117,22 +116,6 @@ def test_a_family_that_does_not_load_is_not_passed_over(monkeypatch: pytest.Monk
     with open_backend("null") as backend:
         card = certify(backend, report(PASSED), ["kv.slots"])
     assert (card.verdict, "shells" in card.why) == ("incomplete", True)
-
-
-def test_counters_stand_before_and_after(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    numbers = iter(range(100))
-    monkeypatch.setattr(DeviceBackend, "counters", lambda self: {"graphs": next(numbers)})
-    page = tmp_path / "card.md"
-    assert (
-        main(
-            ["conform", "cpu", "--in-process", "--only", "accept.ties", "--certificate", str(page)]
-        )
-        == 0
-    )
-    card = Certificate.model_validate(json.loads((tmp_path / "card.json").read_text()))
-    before, after = card.counters_before["graphs"], card.counters_after["graphs"]
-    assert before < after
-    assert f"| graphs | {before} | {after} |" in page.read_text()
 
 
 def test_it_says_who_served_each_operation(monkeypatch: pytest.MonkeyPatch) -> None:

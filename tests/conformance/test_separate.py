@@ -93,10 +93,7 @@ def test_an_interrupted_run_leaves_what_ran_and_is_resumed(glass: Path) -> None:
     with pytest.raises(ProcessLookupError):
         os.kill(int((glass / "pid").read_text()), 0)
     stopped = Report.model_validate_json(out.read_text())
-    assert ([one.name for one in stopped.outcomes], stopped.not_run) == (
-        ["whole.one"],
-        ["slow.wait"],
-    )
+    assert [one.name for one in stopped.outcomes] == ["whole.one"]
     assert stopped.summary().endswith("1 not run")
     seen: list[str] = []
     more = separate.KitRun(device="glass", limit=60, on_outcome=lambda one: seen.append(one.name))
@@ -114,26 +111,14 @@ def test_no_second_process_opens_a_card_that_serves_one(
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", CACHE)
     monkeypatch.setenv("LANTERN_HPU_SOFTWARE_LOCKS", str(tmp_path))
     monkeypatch.setenv("LANTERN_HPU_SOFTWARE_MODULES", "1")
-    words = [
-        "conform",
-        "hpu",
-        "--software",
-        "--jobs",
-        "3",
-        "--only",
-        "accept.ties",
-        "--only",
-        "kv.separate",
-    ]
-    assert main(words) == 0
+    only = ["--only", "accept.ties", "--only", "kv.separate"]
+    assert main(["conform", "hpu", "--software", "--jobs", "3", *only]) == 0
     assert "--jobs=1" in capfd.readouterr().err
     # Three processes for the one card: the first holds it while others want it.
     options = {"software": True}
     run = separate.KitRun(device="hpu", options=options, places=[{}] * 3, limit=300)
-    failed = [
-        one for one in run.conform(["replay", "kv", "accept"]).outcomes if one.state == "failed"
-    ]
-    assert failed and "held now by" in failed[0].detail
+    found = run.conform(["replay", "kv", "accept"]).outcomes
+    assert any("held now by" in one.detail for one in found if one.state == "failed")
 
 
 @pytest.mark.long

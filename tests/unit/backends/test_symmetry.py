@@ -29,14 +29,10 @@ def _methods(node: ast.ClassDef) -> list[str]:
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
-def test_the_same_core_of_files(folder: Path) -> None:
+def test_the_same_files_and_definitions_in_the_same_order(folder: Path) -> None:
     """A device may add modules of its own; these are where one looks first."""
     files = {path.name for path in folder.iterdir()}
     assert files >= {"__init__.py", "spec.py", "backend.py", "py.typed"}
-
-
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
-def test_the_same_definitions_in_the_same_order(folder: Path) -> None:
     (spec,) = _classes(folder / "spec.py")
     assert spec.name == "Spec"
     hooks = ["prepare", "probe", "open"]

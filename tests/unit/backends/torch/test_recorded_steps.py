@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from support import beads, slate
-from support.processes import ROOT, passes
+from support.processes import passes
 from torch.torch_version import TorchVersion
 
 from lantern_accel.device.plugins import open_backend
@@ -69,19 +69,14 @@ def drawn(
     device: Path, cache: Path, graphs: str, check: str = "replay.kind", **options: str
 ) -> dict[str, Any]:
     call = [sys.executable, "-c", SCRIPT, str(device), graphs, check, json.dumps(options)]
-    paths = [
-        str(ROOT),
-        str(ROOT / "backends"),
-        str(ROOT / "tests"),
-        os.environ.get("PYTHONPATH", ""),
-    ]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "LANTERN_ACCEL_CACHE": str(cache)}
+    path = os.pathsep.join(filter(None, sys.path))
+    env = {**os.environ, "PYTHONPATH": path, "LANTERN_ACCEL_CACHE": str(cache)}
     done = subprocess.run(call, capture_output=True, text=True, timeout=600, env=env, check=False)
     return dict(json.loads(passes(done).splitlines()[-1]))
 
 
-@pytest.mark.long
 @registers
+@pytest.mark.long
 def test_a_registered_graph_class_records_steps(
     device: Path, tmp_path: Path, expected: object
 ) -> None:

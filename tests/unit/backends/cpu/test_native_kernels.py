@@ -8,7 +8,10 @@ from support import native
 from torch.nn import functional as F
 
 from lantern_accel.nn.rounding import ROUNDINGS
+from lantern_accel.testing import CHECKS, operations, rotation, run_check, trunks
+from lantern_accel.testing.served import watching
 from lantern_accel_cpu.native import kernels as module
+from lantern_accel_cpu.native.backend import NativeCpu
 
 pytestmark = native.needs_native
 UNITS = native.unit_cases()
@@ -99,22 +102,30 @@ def test_threads_change_no_bit_of_a_product(dtype: torch.dtype, count: int) -> N
             assert torch.equal(kernels.linear(x, packed, None), alone)
 
 
-@pytest.mark.product
+#: What the kit compares with float64, and sizes for it: whole vectors and ragged ones.
+SIZES_OF = {
+    "rms_norm": ("operation.rms_norm", operations, "NORMS", [(n, 1e-5) for n in (8, 48, 100, 257)]),
+    "swiglu": ("operation.swiglu", operations, "HIDDEN", (8, 48, 100, 257)),
+    "rotate_write": ("operation.rotate_write", rotation, "HEADS", ((3, 64), (2, 8), (3, 20))),
+    "trunk": ("attention.trunk", trunks, "STACKS",
+              ((2, 64, 96, 1e-5), (3, 20, 50, 1e-6), (4, 8, 48, 1e-5))),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [8, 48, 100, 257])
-def test_norm_and_swiglu_are_those_of_float64(unit: str, dtype: torch.dtype, width: int) -> None:
-    kernels = native.kernels(unit)
-    x, weight = native.draw(1, 3, 2, width, dtype=dtype), native.draw(2, width, dtype=dtype)
-    y = x.double()
-    want = y * (y.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
-    got = kernels.rms_norm(x, weight, 1e-5)
-    assert float(((got.double() - want) / (1 + want.abs())).abs().max()) < native.TOLERANCE[dtype]
-    x = 20 * native.draw(3, 3, 2, 2 * width, dtype=dtype)  # so that the exponential is clamped
-    gate, up = x.double().chunk(2, dim=-1)
-    want = F.silu(gate) * up
-    got = kernels.swiglu(x)
-    assert float(((got.double() - want) / (1 + want.abs())).abs().max()) < native.TOLERANCE[dtype]
+@pytest.mark.parametrize("operation", SIZES_OF)
+def test_the_kit_finds_the_kernels_right_and_nothing_else_serves(
+    operation: str, unit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check, module, name, sizes = SIZES_OF[operation]
+    monkeypatch.setattr(module, name, sizes)
+    monkeypatch.setattr("lantern_accel.testing.result.dtypes_of", lambda backend: DTYPES)
+    backend = NativeCpu(0, native.kernels(unit))
+    with native.threads(2), watching(backend) as seen:
+        outcome = run_check(backend, check, CHECKS[check])
+    assert outcome.state == "passed", outcome
+    found = seen.counts[operation]
+    assert found.calls > 10 and not found.reference and not found.operators
 
 
 def _check_attention(
@@ -163,34 +174,3 @@ def test_a_query_that_sees_nothing_gets_zeros() -> None:
     assert torch.equal(got[0, 0, 0], torch.zeros(64))
     # One slot alone comes back bit for bit.
     assert torch.equal(got[0, 1, 0], kv.values[0][4])
-
-
-@pytest.mark.product
-@pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("heads", "width"), [(3, 64), (2, 8), (3, 20)])
-def test_rotation_and_write_touch_their_slots_alone(
-    unit: str, dtype: torch.dtype, heads: int, width: int
-) -> None:
-    kernels = native.kernels(unit)
-    rows, count, capacity = 2, 3, 9
-    kv, before = (native.filled_cache(2, rows, capacity, heads, width, dtype) for _ in range(2))
-    qkv = native.draw(1, rows, count, 3, heads, width, dtype=dtype)
-    angle = native.draw(2, rows, count, width // 2)
-    slots = torch.tensor([[4, 0, 8], [1, 7, 2]])
-    q = kernels.rotate_write(qkv, (angle.cos(), angle.sin()), kv, 1, slots)
-
-    pairs = torch.view_as_complex(qkv[:, :, :2].double().unflatten(-1, (-1, 2)).contiguous())
-    turn = torch.polar(torch.ones_like(angle), angle)[:, :, None, None]
-    turned = torch.view_as_real(pairs * turn).flatten(-2)
-    assert float((q.double() - turned[:, :, 0]).abs().max()) < native.TOLERANCE[dtype]
-    k, v = native.sides(kv, 1)
-    for row in range(rows):
-        for t in range(count):
-            at = (row, slice(None), int(slots[row, t]))
-            error = k[at].double() - turned[row, t, 1]
-            assert float(error.abs().max()) < native.TOLERANCE[dtype]
-            assert torch.equal(v[at], qkv[row, t, 2])
-            for side, old in zip((k, v), native.sides(before, 1), strict=True):
-                side[at] = old[at]
-    assert torch.equal(torch.stack(kv.buffers), torch.stack(before.buffers))

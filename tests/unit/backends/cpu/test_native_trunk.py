@@ -22,7 +22,7 @@ from lantern_accel.nn.rounding import ROUNDINGS
 from lantern_accel.nn.transformer import Pass, pack, rounded_copy
 from lantern_accel.strategy.values import STRATEGIES
 from lantern_accel.testing.tiny import start, tiny_engine
-from lantern_accel_cpu.native import build, trunk
+from lantern_accel_cpu.native import build
 from lantern_accel_cpu.native.backend import NativeCpu
 
 pytestmark = native.needs_native
@@ -68,36 +68,6 @@ def _run(
     slots = torch.arange(11).expand(2, -1)
     kept = [side.flatten() for layer in range(3) for side in kv.read(layer, slots)]
     return torch.cat((out.flatten(), *kept)).double()
-
-
-@pytest.mark.product("dtype", "taps")
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("taps", [(), (1, 3)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("heads", "dim", "hidden"), [(2, 128, 96), (3, 60, 50), (4, 32, 48)])
-def test_a_trunk_is_its_blocks_one_by_one(
-    heads: int, dim: int, hidden: int, dtype: torch.dtype, taps: tuple[int, ...], count: int
-) -> None:
-    with (
-        open_backend("cpu", {"native": "off"}) as plain,
-        open_backend("cpu", {"native": "on", "threads": count}) as backend,
-        torch.inference_mode(),
-    ):
-        want = _run(_target(plain, torch.float32, heads, dim, hidden), plain, torch.float32, taps)
-        target = _target(backend, dtype, heads, dim, hidden)
-        if dtype == torch.bfloat16:  # the same weights
-            exact = _target(plain, torch.bfloat16, heads, dim, hidden).float()
-            want = _run(exact, plain, torch.float32, taps)
-        pack(target, backend)
-        called = []
-        whole = trunk.run
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(trunk, "run", lambda *given: called.append(whole(*given)) or called[-1])
-            got = _run(target, backend, dtype, taps)
-        assert len(called) == 2
-        assert all(out is not None for out in called)
-        error = float((got - want).abs().max())
-        assert error < {torch.float32: 2e-5, torch.bfloat16: 8e-2}[dtype]
 
 
 TILES = [pytest.param(n, marks=pytest.mark.long) for n in native.units() if n.startswith("amx")]

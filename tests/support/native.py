@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from lantern_accel.device.kv_cache import KVCache, KVLayout
+from lantern_accel.nn.rounding import ROUNDINGS
 from lantern_accel.nn.transformer import REFERENCE
 from lantern_accel_cpu.native import build, library
-from lantern_accel_cpu.native.kernels import Kernels
+from lantern_accel_cpu.native.kernels import Kernels, Panels
+from lantern_accel_cpu.native.rounded import RoundedPanels
 
 needs_native = pytest.mark.skipif(bool(build.missing()), reason=f"native: {build.missing()}")
 
@@ -52,6 +54,18 @@ def kernels(unit: str = "") -> Kernels:
         os.environ.pop(build.UNIT_VARIABLE, None)
         if before is not None:
             os.environ[build.UNIT_VARIABLE] = before
+
+
+#: How weights are kept; a copy's products have activations in bytes.
+KINDS = ["full", *sorted(ROUNDINGS), *(f"{name} copy" for name in sorted(ROUNDINGS))]
+
+
+def kept(kernels: Kernels, weight: Tensor, kind: str) -> Panels | RoundedPanels:
+    """Return a weight as one of :data:`KINDS` is kept."""
+    if kind == "full":
+        return kernels.pack(weight)
+    how, panels = ROUNDINGS[kind.split()[0]], kernels.pack(weight, words=False)
+    return kernels.in_fewer_bits(panels, how, kind.endswith("copy"))
 
 
 @contextmanager

@@ -64,17 +64,46 @@ def test_sums_are_those_that_a_product_rounds(unit: str, how: str) -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("where", ["weights", "activations"])
-def test_what_is_no_number_stays_none(unit: str, bad: float, where: str) -> None:
+def test_a_weight_that_is_no_number_stays_in_its_output(unit: str) -> None:
     kernels = native.kernels(unit)
     weight = native.draw(1, 40, 200, dtype=torch.bfloat16)
+    weight[3, 130] = float("nan")
+    weight[7, 130] = float("inf")
     x = native.draw(2, 7, 200, dtype=torch.bfloat16)
-    (weight if where == "weights" else x)[3, 130] = bad
     found = kernels.linear(x, kernels.pack(weight), None).isfinite()
-    row, others = (found[:, 3], found[:, :3]) if where == "weights" else (found[3], found[:3])
-    assert not row.any()
-    assert others.all()
+    assert found.any(0).equal(found.all(0)) and (~found[0]).nonzero().flatten().tolist() == [3, 7]
+
+
+@pytest.mark.product("kind", "dtype")
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("kind", native.KINDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_rows_product_depends_on_no_other_row_and_on_no_thread(
+    unit: str, kind: str, dtype: torch.dtype
+) -> None:
+    kernels = native.kernels(unit)
+    weight = native.kept(kernels, native.draw(1, 1000, 330, dtype=dtype), kind)
+    x = native.draw(2, 40, 330, dtype=dtype)
+    with native.threads(1):
+        whole = kernels.linear(x, weight, None)
+        for rows in (1, 2, 3, 6, 11, 13, 29):
+            assert torch.equal(kernels.linear(x[:rows], weight, None), whole[:rows])
+    for count in (2, 3, 11):  # fewer threads than lanes of work, and more
+        with native.threads(count):
+            for _ in range(10):
+                assert torch.equal(kernels.linear(x, weight, None), whole)
+    if kind.endswith("copy"):
+        return  # in whole numbers, of which none is no number
+    for bad in (float("nan"), float("inf"), float("-inf")):
+        x[33, 190] = bad
+        for border in (
+            0,
+            1,
+        ):  # rows from which on tiles multiply, where there are tiles; 0: measured
+            kernels.library.tiles_from(border)
+            found = kernels.linear(x, weight, None).isfinite()
+            assert not found[33].any() and found[:33].all() and found[34:].all()
+    kernels.library.tiles_from(0)
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -88,18 +117,6 @@ def test_rows_of_any_size_are_multiplied(unit: str) -> None:
         got = kernels.linear((x * scale).bfloat16(), packed, None).double()
         most = want.abs().amax(1, keepdim=True)
         assert bool(((got - want).abs() <= 2e-2 * most).all())
-
-
-@pytest.mark.parametrize("count", [2, 3, 11])  # fewer threads than lanes of work, and more
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_threads_change_no_bit_of_a_product(dtype: torch.dtype, count: int) -> None:
-    kernels = native.kernels()
-    weight, x = native.draw(1, 1000, 600, dtype=dtype), native.draw(2, 18, 600, dtype=dtype)
-    packed = kernels.pack(weight)
-    alone = kernels.linear(x, packed, None)
-    with native.threads(count):
-        for _ in range(20):
-            assert torch.equal(kernels.linear(x, packed, None), alone)
 
 
 #: What the kit compares with float64, and sizes for it: whole vectors and ragged ones.

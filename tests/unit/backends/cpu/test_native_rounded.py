@@ -122,23 +122,6 @@ def test_products_equal_those_in_float64(unit, name, dtype):
             check_product(found, x, made, bool(ops.library.takes_words()))
 
 
-@pytest.mark.product
-@pytest.mark.parametrize("unit", unit_cases())
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("drafts", [False, True], ids=["target", "copy"])
-def test_a_rows_product_depends_on_no_other_row_and_on_no_thread(unit, name, drafts):
-    ops = kernels(unit)
-    made = RoundedPanels.of(rounded(draw(5, 300, 320), ROUNDINGS[name]), drafts)
-    for dtype in (torch.float32, torch.bfloat16):
-        x = draw(6, 40, 320, dtype=dtype)
-        with threads(1):
-            whole = ops.linear(x, made, None)
-            for rows in (1, 2, 3, 6, 11, 13, 29):
-                assert torch.equal(ops.linear(x[:rows], made, None), whole[:rows])
-        with threads(2):
-            assert torch.equal(ops.linear(x, made, None), whole)
-
-
 @pytest.mark.parametrize("unit", unit_cases())
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -155,18 +138,6 @@ def test_a_copys_products_lose_nothing_where_8_bits_hold_the_activations(unit, n
             made, _, panels = reference(name, outputs, inputs)
             found = ops.linear(x, panels, None)
             check_product(found, x, made)
-
-
-@pytest.mark.parametrize("unit", unit_cases())
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")], ids=str)
-def test_an_activation_that_is_not_finite_is_found_in_its_row_alone(unit, name, bad):
-    panels = RoundedPanels.of(rounded(draw(4, 40, 130), ROUNDINGS[name]))
-    for rows in (1, 2, 4, 9):
-        x = draw(3, rows, 130, dtype=torch.bfloat16)
-        x[0, 70] = bad
-        found = kernels(unit).linear(x, panels, None).isfinite()
-        assert not found[0].any() and found[1:].all()
 
 
 @pytest.mark.parametrize("unit", unit_cases())

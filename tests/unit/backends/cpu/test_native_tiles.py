@@ -14,7 +14,6 @@ import torch
 from support import native
 from torch import Tensor
 
-from lantern_accel.nn.rounding import ROUNDINGS
 from lantern_accel_cpu.native import build, library
 from lantern_accel_cpu.native.kernels import Kernels, Panels
 from lantern_accel_cpu.native.rounded import RoundedPanels
@@ -27,22 +26,12 @@ pytestmark = [
     pytest.mark.skipif(not TILES, reason="this processor has neither tiles nor AVX2"),
 ]
 
-#: How weights are kept; a copy's have activations in bytes.
-KINDS = ["full", *sorted(ROUNDINGS), *(f"{name} copy" for name in sorted(ROUNDINGS))]
 ROWS = [1, 2, 3, 5, 15, 16, 17, 31, 32, 33, 48, 64, 97, 128]
 #: In and out: no tile's and no panel's multiple, less than a tile, several pieces.
 SIZES = [(64, 32), (33, 40), (67, 33), (7, 5), (130, 70), (320, 64), (1027, 35)]
 VECTORS = 1000  # more rows than any product here has
 #: Of inputs and weights whose products and sums leave the normal numbers.
 SCALES = [1e-38, 1e-19, 1e-17, 1e19]
-
-
-def packed(kernels: Kernels, weight: Tensor, kind: str) -> Panels | RoundedPanels:
-    """Return a weight as it is kept."""
-    panels = kernels.pack(weight, words=False)
-    if kind == "full":
-        return panels
-    return kernels.in_fewer_bits(panels, ROUNDINGS[kind.split()[0]], kind.endswith("copy"))
 
 
 def product(kernels: Kernels, x: Tensor, weight: Panels | RoundedPanels, border: int) -> Tensor:
@@ -74,18 +63,18 @@ def test_tiles_compute_what_the_manual_says(unit: str, inputs: int, outputs: int
     kernels = native.kernels(unit)
     weight = native.draw(1, outputs, inputs, dtype=torch.bfloat16)
     x = native.draw(2, 37, inputs, dtype=torch.bfloat16)
-    want, kept = manual(x, weight), packed(kernels, weight, "full")
+    want, kept = manual(x, weight), native.kept(kernels, weight, "full")
     for border in (1, VECTORS):
         assert torch.equal(product(kernels, x, kept, border), want)
 
 
 @pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", native.KINDS)
 def test_tiles_have_the_bits_of_vectors_for_any_number_of_rows(unit: str, kind: str) -> None:
     kernels = native.kernels(unit)
     for inputs, outputs in SIZES:
         weight = native.draw(1, outputs, inputs, dtype=torch.bfloat16)
-        kept = packed(kernels, weight, kind)
+        kept = native.kept(kernels, weight, kind)
         x = native.draw(2, max(ROWS), inputs, dtype=torch.bfloat16)
         whole = product(kernels, x, kept, VECTORS)
         for rows in ROWS:
@@ -97,7 +86,7 @@ def test_tiles_have_the_bits_of_vectors_for_any_number_of_rows(unit: str, kind: 
 @pytest.mark.parametrize("scale", SCALES)
 def test_tiles_have_the_bits_of_vectors_outside_of_normal_numbers(unit: str, scale: float) -> None:
     kernels = native.kernels(unit)
-    kept = packed(kernels, (native.draw(1, 70, 330) * scale).bfloat16(), "full")
+    kept = native.kept(kernels, (native.draw(1, 70, 330) * scale).bfloat16(), "full")
     x = (native.draw(2, 50, 330) * scale).bfloat16()
     found = [product(kernels, x, kept, border) for border in (1, VECTORS)]
     assert torch.equal(*(one.nan_to_num(nan=2.0) for one in found))
@@ -105,14 +94,14 @@ def test_tiles_have_the_bits_of_vectors_outside_of_normal_numbers(unit: str, sca
 
 @pytest.mark.long
 @pytest.mark.skipif(len(TILES) < 2, reason="this processor has no tiles, or they are refused")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", native.KINDS)
 def test_the_processor_does_what_is_emulated(kind: str) -> None:
     both = [native.kernels(unit) for unit in TILES]
     # Full weights take numbers below the normal ones for 0, too.
     for scale in (1.0, *SCALES[0 if kind == "full" else 1 :]):
         weight = (native.draw(1, 70, 330) * scale).bfloat16()
         x = (native.draw(2, 50, 330) * scale).bfloat16()
-        found = [product(kernels, x, packed(kernels, weight, kind), 1) for kernels in both]
+        found = [product(kernels, x, native.kept(kernels, weight, kind), 1) for kernels in both]
         assert torch.equal(found[0].view(torch.int32), found[1].view(torch.int32)), scale
 
 
@@ -134,22 +123,9 @@ def test_attention_depends_on_no_other_query(unit: str, width: int) -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("kind", ["full", "int8", "int6", "int4"])
-def test_what_is_no_number_stays_in_its_row(unit: str, bad: float, kind: str) -> None:
-    kernels = native.kernels(unit)
-    kept = packed(kernels, native.draw(1, 40, 200, dtype=torch.bfloat16), kind)
-    x = native.draw(2, 40, 200, dtype=torch.bfloat16)
-    x[33, 190] = bad
-    found = product(kernels, x, kept, 1).isfinite()
-    assert not found[33].any()
-    assert found[:33].all() and found[34:].all()
-
-
-@pytest.mark.parametrize("unit", UNITS)
 def test_signals_and_threads_change_no_bit(unit: str) -> None:
     kernels = native.kernels(unit)
-    kept = packed(kernels, native.draw(1, 512, 768, dtype=torch.bfloat16), "full")
+    kept = native.kept(kernels, native.draw(1, 512, 768, dtype=torch.bfloat16), "full")
     x = native.draw(2, 33, 768, dtype=torch.bfloat16)
     want, seen = product(kernels, x, kept, VECTORS), 0
 
@@ -173,7 +149,7 @@ def test_signals_and_threads_change_no_bit(unit: str) -> None:
 def test_small_numbers_are_what_they_were_outside_of_products(unit: str) -> None:
     """Vectors take them for 0 inside, as tiles do; the caller's arithmetic is left as it was."""
     kernels = native.kernels(unit)
-    kept = packed(kernels, torch.ones(32, 64, dtype=torch.bfloat16), "full")
+    kept = native.kept(kernels, torch.ones(32, 64, dtype=torch.bfloat16), "full")
     for border in (1, VECTORS):
         product(kernels, torch.ones(3, 64, dtype=torch.bfloat16), kept, border)
         assert float(torch.tensor(1e-39) * 1) != 0

@@ -22,12 +22,18 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 @cache
+def is_glibc() -> bool:
+    """Return whether the heap is glibc's."""
+    return platform.libc_ver()[0] == "glibc"
+
+
+@cache
 def _mallopt() -> Callable[[int, int], int] | None:
     """Return glibc's function; None where there is another heap, or the user has set this one up."""
     theirs = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
-    if platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in theirs):
+    if not is_glibc() or any(name in os.environ for name in theirs):
         return None
-    found: Callable[[int, int], int] | None = getattr(ctypes.CDLL(None), "mallopt", None)
+    found: Callable[[int, int], int] = ctypes.CDLL(None).mallopt
     return found
 
 
@@ -50,21 +56,11 @@ def trim_memory() -> Iterator[None]:
         _share_below(USUAL, mallopt)
 
 
-@cache
-def _malloc_trim() -> Callable[[int], int] | None:
-    """Return glibc's function; None where there is another heap."""
-    if platform.libc_ver()[0] != "glibc":
-        return None
-    found: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    return found
-
-
 def give_back() -> None:
     """Let the holes between the heap's blocks leave the process.
 
     Weights are read into the heap and packed elsewhere, so that nothing comes to fill the holes that
     they leave: loading a second model of 200 MB took 400.
     """
-    trim = _malloc_trim()
-    if trim is not None:
-        trim(0)
+    if is_glibc():
+        ctypes.CDLL(None).malloc_trim(0)

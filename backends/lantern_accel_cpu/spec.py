@@ -82,16 +82,12 @@ class Spec(BackendSpec):
             "compile": "on compiles steps with torch.compile, auto where a request is long enough",
         }
         check_options(self.name, options, known)
-        compiled = str(options.get("compile", "auto"))
-        if compiled not in ("auto", "on", "off"):
-            raise DeviceRequestError(
-                f"backend 'cpu' got compile={compiled!r}; give on, off or auto (the default)"
-            )
-        native = str(options.get("native", "auto"))
-        if native not in ("auto", "on", "off"):
-            raise DeviceRequestError(
-                f"backend 'cpu' got native={native!r}; give on, off or auto (the default)"
-            )
+        compiled, native = (str(options.get(name, "auto")) for name in ("compile", "native"))
+        for name, value in (("compile", compiled), ("native", native)):
+            if value not in ("auto", "on", "off"):
+                raise DeviceRequestError(
+                    f"backend 'cpu' got {name}={value!r}; give on, off or auto (the default)"
+                )
         if native == "on" and compiled == "on":
             raise DeviceRequestError(
                 "backend 'cpu' got native=on and compile=on, and a compiled step has no native kernels; "

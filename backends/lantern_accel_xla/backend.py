@@ -116,8 +116,13 @@ class DeviceBackend(Backend):
 
     def capture(self, step: Callable[[], None], name: str = "step") -> Replay:
         """Compile ``step`` as one program, as the mode says."""
-        if self.options.mode == "eager":
-            return Uncaptured(self.runtime, step)
+        if self.options.mode == "eager":  # traced and launched at each call, with nothing checked
+
+            def run() -> None:
+                step()
+                self.runtime.sync()
+
+            return Replay(run)
 
         def quiet() -> None:
             with self.capturing():
@@ -220,18 +225,3 @@ def lowered(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     keys = ["XLA", "CompositeImplicitAutograd"]
     keys += [f"CompositeExplicitAutograd{end}" for end in composite]
     return "" if any(has(name, key) for key in keys) else "torch_xla runs it on the host"
-
-
-class Uncaptured(Replay):
-    """A step that is traced and launched at each call, with nothing checked."""
-
-    kind = "eager"
-
-    def __init__(self, runtime: Runtime, step: Callable[[], None]) -> None:
-        super().__init__(step)
-        self._runtime = runtime
-
-    def __call__(self) -> None:
-        """Trace the step and launch it."""
-        super().__call__()
-        self._runtime.sync()

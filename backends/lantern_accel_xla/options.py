@@ -9,9 +9,10 @@ from typing import Any
 from lantern_accel.device.spec import check_options
 from lantern_accel.errors import DeviceRequestError, did_you_mean
 
-CHOICES: dict[str, tuple[str, ...]] = {"mode": ("program", "lazy", "eager")}
+MODES = ("program", "lazy", "eager")
 MEANINGS = {
-    "mode": "how a step runs again: its compiled program, traced again at each call, or uncaptured",
+    "mode": "how a step runs again: its compiled program, traced again at each call, or uncaptured "
+    f"({', '.join(MODES)})",
     "cache": "a folder for compiled programs, which a later process loads instead of compiling",
 }
 
@@ -29,15 +30,10 @@ class Options:
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Options:
         """Check options by name and value; raises DeviceRequestError for what there is not."""
-        listing = {
-            name: f"{meaning} ({', '.join(CHOICES[name])})" if name in CHOICES else meaning
-            for name, meaning in MEANINGS.items()
-        }
-        check_options("xla", given, listing)
-        for name, able in CHOICES.items():
-            if name in given and given[name] not in able:
-                near = did_you_mean(str(given[name]), able)
-                raise DeviceRequestError(
-                    f"backend 'xla' got {name}={given[name]!r}{near or '; use ' + ', '.join(able)}"
-                )
+        check_options("xla", given, MEANINGS)
+        if (mode := given.get("mode", "program")) not in MODES:
+            near = did_you_mean(str(mode), MODES)
+            raise DeviceRequestError(
+                f"backend 'xla' got mode={mode!r}{near or '; use ' + ', '.join(MODES)}"
+            )
         return cls(**{name: str(value) for name, value in given.items()})

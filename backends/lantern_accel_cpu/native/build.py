@@ -283,22 +283,8 @@ def compile_library(units: list[str], path: Path) -> None:
             listed = " ".join(f"ONE({name})" for name in units)
             define = (f"-DUNITS={listed}", f'-DSOURCES="{digest()}"')
             ours = (str(HERE / "api.cpp"), str(HERE / "pool.cpp"))
-            _run(
-                [
-                    [
-                        tool,
-                        *_FLAGS,
-                        "-O2",
-                        *define,
-                        "-shared",
-                        *ours,
-                        *objects,
-                        "-pthread",
-                        "-o",
-                        made,
-                    ]
-                ]
-            )
+            parts = (*ours, *objects, "-pthread", "-o", made)
+            _run([[tool, *_FLAGS, "-O2", *define, "-shared", *parts]])
             os.replace(made, path)
     except OSError as error:
         raise BackendError(

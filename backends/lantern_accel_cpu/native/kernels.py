@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ctypes import byref
 from typing import Any, TypeGuard
 
 import torch
@@ -17,7 +18,7 @@ from torch.nn import functional as F
 from lantern_accel.device.kv_cache import KVCache
 from lantern_accel.nn.rounding import TRIES, Rounding
 from lantern_accel_cpu import pages
-from lantern_accel_cpu.native.library import PANEL, Library, byref
+from lantern_accel_cpu.native.library import PANEL, Library
 from lantern_accel_cpu.native.rounded import KEPT, RoundedPanels
 from lantern_accel_cpu.native.structures import (
     Attend,

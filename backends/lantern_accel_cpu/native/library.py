@@ -7,14 +7,11 @@ import os
 import warnings
 from ctypes import (
     POINTER,
-    byref,
     c_char_p,
-    c_double,
     c_float,
     c_int,
     c_int32,
     c_int64,
-    c_size_t,
     c_void_p,
 )
 from functools import cache
@@ -58,7 +55,6 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "sources": (c_char_p, []),
     "select": (c_int, [c_char_p]),
     "selected": (c_char_p, []),
-    "runs": (c_int, [c_char_p]),
     "tiles_from": (c_int, [c_int]),
     "threads": (None, [c_int]),
     "pack": (None, [c_void_p, c_int64, c_int64, c_int64, c_int32, c_void_p]),
@@ -88,9 +84,6 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
         [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p],
     ),
     "tree_step": (None, [POINTER(TreeStep), c_int32]),
-    "read_seconds": (c_double, [c_void_p, c_size_t, c_int]),
-    "multiply_seconds": (c_double, [c_int64, c_int]),
-    "lanes": (c_int, []),
 }
 
 
@@ -116,11 +109,6 @@ class Library:
                 f"native kernels: this processor does not run {unit or 'any unit'} of {path}"
             )
         self.unit: str = self.selected().decode()
-
-    @property
-    def words(self) -> str:
-        """The unit that multiplies, and with what."""
-        return named(self.unit)
 
     @property
     def note(self) -> str:
@@ -184,6 +172,3 @@ def describe() -> str:
     said = [named(units[0])] * (len(units) == 1) + ["compiled on first use"] * (not ready)
     said += list(filter(None, [build.refused_tiles()]))
     return f"native kernels ({'; '.join(said)})" if said else "native kernels"
-
-
-__all__ = ["PANEL", "Library", "byref", "describe", "load", "load_or_warn"]

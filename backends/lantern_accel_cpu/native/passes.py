@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from ctypes import byref
 from functools import partial
 
 import torch
@@ -10,7 +11,6 @@ import torch
 from lantern_accel.device.plan import StepPlan
 from lantern_accel_cpu.native.guesses import Guessing
 from lantern_accel_cpu.native.kernels import Kernels
-from lantern_accel_cpu.native.library import byref
 from lantern_accel_cpu.native.plans import Owner, check_model, require
 from lantern_accel_cpu.native.structures import WindowPass
 from lantern_accel_cpu.native.trunk import address_of, trunk_of

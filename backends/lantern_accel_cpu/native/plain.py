@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from ctypes import byref
 from functools import partial
 
 from lantern_accel.device.plan import NoDrafts, StepPlan
 from lantern_accel_cpu.native.kernels import Kernels
-from lantern_accel_cpu.native.library import byref
 from lantern_accel_cpu.native.plans import Owner, require
 from lantern_accel_cpu.native.sampling import filter_of
 from lantern_accel_cpu.native.structures import Advance

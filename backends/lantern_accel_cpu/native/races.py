@@ -7,6 +7,7 @@ a plan raises Unserved.
 from __future__ import annotations
 
 from collections.abc import Callable
+from ctypes import byref
 from functools import partial
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from lantern_accel.device.plan import DraftedTree, Filter, NoDrafts, StepPlan, WindowPlan
 from lantern_accel_cpu.native.guesses import Guessing
 from lantern_accel_cpu.native.kernels import Kernels, lies
-from lantern_accel_cpu.native.library import Library, byref
+from lantern_accel_cpu.native.library import Library
 from lantern_accel_cpu.native.plans import Owner, Unserved, require
 from lantern_accel_cpu.native.sampling import filter_of
 from lantern_accel_cpu.native.structures import AdvanceChosen, Choose

@@ -5,12 +5,14 @@ Every function returns None for tensors or rules that it has no kernel for: thos
 
 from __future__ import annotations
 
+from ctypes import byref
+
 import torch
 from torch import Tensor
 
 from lantern_accel.device.plan import AcceptancePlan, DraftedTree
 from lantern_accel.device.plan import Filter as StepFilter
-from lantern_accel_cpu.native.library import Library, byref
+from lantern_accel_cpu.native.library import Library
 from lantern_accel_cpu.native.plans import Owner
 from lantern_accel_cpu.native.structures import Accept, Filter, Guide, Rule
 

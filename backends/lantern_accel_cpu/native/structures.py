@@ -53,110 +53,66 @@ def fields(name: str) -> list[tuple[str, Any]]:
     return found
 
 
-def native(made: type[Structure]) -> type[Structure]:
-    """Give a class the fields of the structure of its name."""
-    made._fields_ = fields(made.__name__)
-    _KNOWN[made.__name__] = made
-    return made
+class Cache(Structure): ...
 
 
-@native
-class Cache(Structure):
-    pass
+class Mask(Structure): ...
 
 
-@native
-class Mask(Structure):
-    pass
+class Linear(Structure): ...
 
 
-@native
-class Linear(Structure):
-    pass
+class Attend(Structure): ...
 
 
-@native
-class Attend(Structure):
-    pass
+class Rotary(Structure): ...
 
 
-@native
-class Rotary(Structure):
-    pass
+class RotateWrite(Structure): ...
 
 
-@native
-class RotateWrite(Structure):
-    pass
+class Block(Structure): ...
 
 
-@native
-class Block(Structure):
-    pass
+class Trunk(Structure): ...
 
 
-@native
-class Trunk(Structure):
-    pass
+class WindowPass(Structure): ...
 
 
-@native
-class WindowPass(Structure):
-    pass
+class Filter(Structure): ...
 
 
-@native
-class Filter(Structure):
-    pass
+class Guide(Structure): ...
 
 
-@native
-class Guide(Structure):
-    pass
+class Rule(Structure): ...
 
 
-@native
-class Rule(Structure):
-    pass
+class Accept(Structure): ...
 
 
-@native
-class Accept(Structure):
-    pass
+class Choose(Structure): ...
 
 
-@native
-class Choose(Structure):
-    pass
+class TreeStep(Structure): ...
 
 
-@native
-class TreeStep(Structure):
-    pass
+class Advance(Structure): ...
 
 
-@native
-class Advance(Structure):
-    pass
+class GuessHead(Structure): ...
 
 
-@native
-class GuessHead(Structure):
-    pass
+class AdvanceChosen(Structure): ...
 
 
-@native
-class AdvanceChosen(Structure):
-    pass
+class Copy(Structure): ...
 
 
-@native
-class Copy(Structure):
-    pass
-
-
-__all__ = [
-    "Accept", "Advance", "AdvanceChosen", "Attend", "Block", "Cache", "Choose", "Copy",
-    "Filter", "GuessHead", "Guide", "Linear", "Mask", "Rotary", "RotateWrite", "Rule",
-    "TreeStep", "Trunk", "WindowPass",
-]  # fmt: skip
+for one in (
+    Cache, Mask, Linear, Attend, Rotary, RotateWrite, Block, Trunk, WindowPass, Filter, Guide, Rule,
+    Accept, Choose, TreeStep, Advance, GuessHead, AdvanceChosen, Copy,
+):  # fmt: skip
+    one._fields_ = fields(one.__name__)
+    _KNOWN[one.__name__] = one

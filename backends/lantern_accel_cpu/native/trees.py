@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from ctypes import addressof, c_void_p
+from ctypes import addressof, byref, c_void_p
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,6 @@ from torch import Tensor
 from lantern_accel.device.capture import Capture
 from lantern_accel.device.plan import DynamicTreePlan, StaticTreePlan, StepPlan, StepSizes
 from lantern_accel_cpu.native.kernels import Kernels, lies
-from lantern_accel_cpu.native.library import byref
 from lantern_accel_cpu.native.plans import Owner, check_model, require
 from lantern_accel_cpu.native.sampling import filter_of, rule_of
 from lantern_accel_cpu.native.structures import TreeStep

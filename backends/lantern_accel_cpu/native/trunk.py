@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from ctypes import byref
 from dataclasses import dataclass, field
 
 import torch
@@ -22,7 +23,6 @@ from lantern_accel_cpu.native.kernels import (
     rotary_of,
     takes,
 )
-from lantern_accel_cpu.native.library import byref
 from lantern_accel_cpu.native.plans import Owner, Unserved, require
 from lantern_accel_cpu.native.structures import Block as NativeBlock
 from lantern_accel_cpu.native.structures import Trunk

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-
 import pytest
 import torch
 from support.growth import growth, measurable
@@ -28,7 +26,7 @@ with trim_memory():
 """
 
 
-glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's heap")
+glibc = pytest.mark.skipif(not heap.is_glibc(), reason="glibc's heap")
 
 
 @pytest.mark.long

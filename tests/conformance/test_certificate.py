@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.faults import scaffold
 
 from lantern_accel.cli import main
-from lantern_accel.device.backend import Backend, DeviceFacts
 from lantern_accel.device.conformance import Outcome, Report
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import Refused
@@ -124,15 +124,7 @@ def test_it_says_who_served_each_operation(monkeypatch: pytest.MonkeyPatch) -> N
             return TensorOps.rms_norm(self, x, weight, eps)
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
 
-    class Own(Backend):
-        name, version = "own", "1"
-
-        def facts(self):
-            return DeviceFacts(backend="own", device="cpu", name="own", torch=torch.__version__)
-
-        def synchronize(self):
-            pass
-
+    class Own(scaffold()):
         def swiglu(self, x):
             # A kernel that torch does not see, in place of one that is called by address.
             gate, up = x.numpy()[..., : x.shape[-1] // 2], x.numpy()[..., x.shape[-1] // 2 :]
@@ -146,7 +138,7 @@ def test_it_says_who_served_each_operation(monkeypatch: pytest.MonkeyPatch) -> N
 
         rms_norm = half
 
-    with Own(torch.device("cpu")) as backend, backend.inference():
+    with Own(0) as backend, backend.inference():
         found = {one.operation: one for one in who_serves(backend, ("vanilla", "eagle2"))}
         assert "swiglu" not in vars(backend) and backend.mask.__func__ is Own.mask
     assert TensorOps.attend.__module__ == "lantern_accel.device.operations"

@@ -14,7 +14,7 @@ from support.functional import FunctionalBackend
 
 from lantern_accel.errors import BackendError
 from lantern_accel.strategy.values import Sampling, Strategy, Window
-from lantern_accel.testing import CHECKS, run_check, tiny
+from lantern_accel.testing import tiny
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,3 @@ def test_a_step_that_changes_what_is_not_named_is_refused() -> None:
     hidden = torch.zeros(3)
     with pytest.raises(BackendError, match=r"changes buffers of \[\[3\]\], which its contract"):
         backend.capture(lambda: hidden[1:].add_(1), "step")
-
-
-@pytest.mark.parametrize("check", ["kv.addresses", "decode.weights_from_outside"])
-def test_it_is_a_backend_like_any_other(check: str) -> None:
-    assert run_check(FunctionalBackend(), check, CHECKS[check]).state == "passed"

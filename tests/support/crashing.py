@@ -6,7 +6,7 @@ from pathlib import Path
 
 SOURCE = """
 import os, signal, time
-from lantern_accel.device import Backend, BackendSpec, DeviceFacts, Probe, hookimpl
+from lantern_accel.device import BackendSpec, Probe, hookimpl
 from lantern_accel.device.backend import Conformance
 
 
@@ -17,7 +17,7 @@ class Spec(BackendSpec):
         return Probe.found("glass")
 
     def open(self, index, options):
-        import torch
+        from support.faults import scaffold
         from lantern_accel.testing import Failed, Measured
 
         def crash(backend):
@@ -38,14 +38,8 @@ class Spec(BackendSpec):
         def passes(backend):
             return Measured("whole")
 
-        class Device(Backend):
+        class Device(scaffold()):
             name, version = "glass", "1"
-
-            def facts(self):
-                return DeviceFacts(backend="glass", device="cpu", name="glass", torch=torch.__version__)
-
-            def synchronize(self):
-                pass
 
             def counters(self):
                 return {"opened": 1}
@@ -58,7 +52,7 @@ class Spec(BackendSpec):
                     "single.crash": crash, "single.after": passes,
                 }, apart=frozenset({"single"}))
 
-        return Device(torch.device("cpu"))
+        return Device(index)
 
 
 @hookimpl

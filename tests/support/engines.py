@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from lantern_accel.device.capture import HostCopy
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.llamagen.drafter import LlamaGenDrafter
 from lantern_accel.families.llamagen.model import LlamaGenGPT
+from lantern_accel.families.random_weights import RandomModel
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import rounded_copy
 from lantern_accel.strategy.rules import Lantern, LanternPP
@@ -86,6 +88,43 @@ def engine_of(
     return engine
 
 
+def of_family(
+    model: RandomModel,
+    strategy: Strategy,
+    sampling: Sampling,
+    batch: int,
+    ops: TensorOps | None = None,
+    **parts: Any,
+) -> Any:
+    """Make the engine of a family's tiny model, at its usual size; a copy to draft with has it too."""
+    kind, shape, ops = model.family, model.family.usual_shape(model), ops or TensorOps()
+    if isinstance(strategy.drafts, SelfDrafts):
+        fewer = rounded_copy(model.target, ops, rounding(strategy.drafts.weights), drafts=True)
+        parts["copy"], _ = kind.target_for_shape(replace(model, target=fewer), shape)
+    if strategy.neighbours:
+        parts["neighbours"] = model.neighbours[:, : strategy.neighbours]
+    models = kind.target_for_shape(model, shape)
+    return engine_of(models, strategy, sampling, batch, ops=ops, **parts)
+
+
+def sampling_of(model: RandomModel, temperature: float, **more: Any) -> Sampling:
+    """Return sampling with guidance where a family has it."""
+    guided = model.manifest.defaults.sampling.guided
+    return Sampling(temperature=temperature, cfg_scale=2.5 if guided else 1.0, **more)
+
+
+def request_of(
+    model: RandomModel, engine: Engine, images: list[int], seed: int, drawn: int | None = None
+) -> tuple[Any, Tensor, Tensor]:
+    """Return what starts some of the images 0, 1, ... of a family's tiny prompts.
+
+    ``seed``: of the prompts, and of what is drawn unless ``drawn`` is given.
+    """
+    every = model.family.tiny_conditions(model, 8, seed)
+    rows = model.family.rows(model, every.pick(images), engine.sampling)
+    return rows.condition, rows.mask, engine.randomness(seed if drawn is None else drawn, images)
+
+
 def start(engine: Engine, which: list[int] | None = None, seed: int = 0) -> None:
     """Prefill captions ``which`` of eight, each with its own stream of randomness."""
     target, batch = engine.verifying.target, engine.geometry.batch
@@ -102,9 +141,6 @@ def finish(engine: Engine, which: list[int] | None = None, seed: int = 0) -> Dec
     start(engine, which, seed)
     with torch.inference_mode():
         return engine.run()
-
-
-# --- the same output, sooner -----------------------------------------------------------------------
 
 
 class Late(HostCopy):

@@ -14,38 +14,35 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from itertools import cycle
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.families.base import Conditions
 from lantern_accel.families.registry import families, family_names
 from lantern_accel.nn.draft_head import DraftHead, usual_head
-from lantern_accel.nn.rounding import rounding
-from lantern_accel.nn.transformer import pack, rounded_copy
+from lantern_accel.nn.transformer import pack
 from lantern_accel.strategy.sources import DraftConfig, DraftLength
 from lantern_accel.strategy.trees import parse_drafts
 from lantern_accel.strategy.values import (
     ChainTree,
     DynamicTree,
-    Sampling,
     SelfDrafts,
     StaticTree,
     Strategy,
     named_strategy,
 )
 from lantern_accel.testing.tiny import TinyModel, tiny_model
-from support.engines import engine_of
+from support.engines import of_family, request_of, sampling_of
+from support.moving import Walk
 
 FILE = Path(__file__).parents[1] / "golden" / "frozen" / "tokens.json"
 #: By how much of itself each weight may move without a change of what is drawn.
 MOVED = 1e-5
-#: Images of a request, and the batches in which they are drawn: the first ones.
-IMAGES, BATCHES = 8, (1, 3, 8)
+#: How many of the first images of a request are drawn together.
+BATCHES = (1, 3, 8)
 STATIC = parse_drafts("0,1,2,00,01,10,000")
 assert isinstance(STATIC, StaticTree)
 DYNAMIC = DynamicTree(top_k=3, depth=2, total=9)
@@ -126,30 +123,13 @@ def few(case: Case) -> bool:
 
 def drawn(case: Case, model: TinyModel, ops: TensorOps, seed: int) -> dict[str, Any]:
     """Decode the first images of a request, a batch; return a hash of their tokens, and their steps."""
-    strategy, kind = STRATEGIES[case.strategy], model.family
-    manifest = model.manifest
-    sampling = Sampling(
-        temperature=0.0 if case.greedy else 1.0,
-        cfg_scale=2.5 if manifest.defaults.sampling.guided else 1.0,
-        top_k=min(32, manifest.target.vocab_size),
-    )
-    shape = kind.usual_shape(model)
-    target, drafter = kind.target_for_shape(model, shape)
-    copy = None
-    if isinstance(strategy.drafts, SelfDrafts):
-        fewer = rounded_copy(model.target, ops, rounding(strategy.drafts.weights), drafts=True)
-        copy, _ = kind.target_for_shape(replace(model, target=fewer), shape)
-    table = model.neighbours[:, : strategy.neighbours] if strategy.neighbours else None
-    engine = engine_of(
-        (target, drafter), strategy, sampling, case.batch, ops=ops, neighbours=table, copy=copy
-    )
+    strategy, first = STRATEGIES[case.strategy], list(range(case.batch))
+    top_k = min(32, model.manifest.target.vocab_size)
+    sampling = sampling_of(model, 0.0 if case.greedy else 1.0, top_k=top_k)
+    engine = of_family(model, strategy, sampling, case.batch, ops)
     if len(engine.lengths) > 1:
-        engine.chosen = Turns(engine.lengths)
-    first = list(range(case.batch))
-    every = kind.tiny_conditions(model, IMAGES, seed)
-    some = every.pick(first)
-    rows = kind.rows(model, Conditions(some.condition, some.mask, some.shape), sampling)
-    engine.start(rows.condition, rows.mask, engine.randomness(seed, first))
+        engine.chosen = Walk(*engine.lengths[::-1])  # every move is made
+    engine.start(*request_of(model, engine, first, seed))
     done = engine.run()
     tokens = done.tokens.to(torch.int32).contiguous()
     return {
@@ -179,22 +159,6 @@ def made(case: Case, ops: TensorOps) -> TinyModel:
             head = DraftHead(usual_head(model.manifest.target, hidden=8, rank=6))
         model.target.draft_head = head.eval().requires_grad_(False)
     return model
-
-
-class Turns:
-    """Takes one length after another, so that every move is made."""
-
-    def __init__(self, lengths: list[int]) -> None:
-        self._next = cycle(lengths[::-1])
-
-    def begin(self) -> int:
-        return next(self._next)
-
-    def observe(self, block: Any) -> int:
-        return next(self._next)
-
-    def forget(self, row: int) -> None:
-        pass
 
 
 def _stable(case: Case, seed: int) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.logits import distribution
+from lantern_accel.families.llamagen.model import LlamaGenGPT
 from lantern_accel.strategy.policy import LengthStats
 from lantern_accel.strategy.values import Sampling
 from support.chi_square import misfit
@@ -87,26 +88,37 @@ def each_its_own(engine: Any, decide: Decide) -> Tensor:
     return tokens
 
 
-def joint(engine: Engine) -> Tensor:
-    """Return the law of an image by the target's own dense pass, ``[V ** N]``."""
-    target = engine.verifying.target
-    every = torch.tensor(list(itertools.product(range(VOCAB), repeat=TOKENS)))
-    features, mask = captions(target, 1)
+def joint(target: LlamaGenGPT, sampling: Sampling, caption: int = 0) -> Tensor:
+    """Return the law of an image by the target's own dense pass, float64 ``[V ** N]``."""
+    c = target.config
+    every = torch.tensor(list(itertools.product(range(c.vocab_size), repeat=c.num_tokens)))
+    features, mask = captions(target, caption + 1)
     many = len(every)
-    condition = features.expand(many, -1, -1)
-    states = target.forward_dense(condition, every[:, :-1], mask.expand(many, -1))
-    p = distribution(target.head(states[:, 1:]), SAMPLING)
+    condition, known = features[caption:].expand(many, -1, -1), every[:, :-1]
+    if sampling.guided:
+        condition = torch.cat((condition, target.unconditional(many)))
+        known = known.repeat(2, 1)
+    states = target.forward_dense(condition, known, mask[caption:].expand(len(known), -1))
+    logits = target.head(states[:, -c.num_tokens :])
+    if sampling.guided:
+        cond, uncond = logits.chunk(2)
+        logits = uncond + sampling.cfg_scale * (cond - uncond)
+    p = distribution(logits, sampling).double()
     return p.gather(-1, every.unsqueeze(-1)).squeeze(-1).prod(-1)
+
+
+def counts_of(tokens: Tensor, vocab: int) -> Tensor:
+    """Count whole images ``[B, N]``, as :func:`joint` lists them: ``[V ** N]``."""
+    cells = (tokens * vocab ** torch.arange(tokens.shape[1] - 1, -1, -1)).sum(1)
+    return torch.bincount(cells, minlength=vocab ** tokens.shape[1])
 
 
 def misfit_of(engine: Any, decide: Decide) -> float:
     """Return how far an engine's images are from the target's law, in standard deviations."""
     with torch.inference_mode():
-        tokens = each_its_own(engine, decide)
-        cells = torch.zeros(IMAGES, dtype=torch.int64)
-        for place in range(TOKENS):
-            cells = cells * VOCAB + tokens[:, place]
-        return misfit(torch.bincount(cells, minlength=VOCAB**TOKENS), joint(engine))
+        return misfit(
+            counts_of(each_its_own(engine, decide), VOCAB), joint(engine.verifying.target, SAMPLING)
+        )
 
 
 def at_random(gains: Tensor, _: Any) -> Tensor:

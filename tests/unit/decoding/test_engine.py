@@ -18,13 +18,12 @@ from support.engines import (
     finish,
     start,
 )
+from support.moving import counts_of, joint
 from support.tiny import captions, tiny_models
-from torch import Tensor
 
 from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.device.capture import HostCopy
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.errors import RequestError, StrategyError
 from lantern_accel.strategy.rules import Lantern, LanternPP
 from lantern_accel.strategy.sources import AnyKind
 from lantern_accel.strategy.trees import SMALL_12
@@ -142,26 +141,6 @@ def small() -> Models:
     return tiny_models(3, vocab=6, grid=2, prefix=2, dim=16, mixing=0.7, sharpness=0.9)
 
 
-def joint(models: Models, sampling: Sampling) -> Tensor:
-    """Enumerate the distribution of all four tokens of an image, ``[6, 6, 6, 6]``."""
-    from lantern_accel.decoding.logits import distribution
-    from lantern_accel.device.sampling import guide
-
-    target = models[0]
-    features, mask = captions(target, 2)
-    codes = torch.cartesian_prod(*[torch.arange(6)] * 3)
-    count = len(codes)
-    rows = features[1:2].expand(count, -1, -1)
-    seen = mask[1:2].expand(count, -1)
-    rows = torch.cat((rows, target.unconditional(count)))
-    dense = target.forward_dense(rows, codes.repeat(2, 1), seen.repeat(2, 1))
-    logits = target.head(dense[:, 1:])
-    logits = guide(logits, torch.full((count, 4), sampling.cfg_scale))
-    p = distribution(logits, sampling).double().view(6, 6, 6, 4, 6)
-    first, second, third = p[0, 0, 0, 0], p[:, 0, 0, 1], p[:, :, 0, 2]
-    return first.view(6, 1, 1, 1) * second.view(6, 6, 1, 1) * third.view(6, 6, 6, 1) * p[..., 3, :]
-
-
 CHAIN = ChainTree(length=2)
 DRAFTED = StaticTree(paths=((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)))
 BROAD, DEEP = DynamicTree(top_k=3, depth=1, total=9), DynamicTree(top_k=2, depth=2, total=7)
@@ -188,7 +167,7 @@ def test_sampled_images_follow_the_targets_joint_distribution(
     small: Models, tree: AnyKind, images: int, coupling: Coupling
 ) -> None:
     sampling = Sampling(temperature=1.1, top_k=5, cfg_scale=1.7)
-    expected = joint(small, sampling)
+    expected = joint(small[0], sampling, caption=1).view(6, 6, 6, 6)
     assert float(expected.sum()) == pytest.approx(1.0, abs=1e-5)
     strategy = Strategy(drafts=tree, coupling=coupling)
     engine = engine_of(small, strategy, sampling, BATCH)
@@ -208,16 +187,14 @@ def test_sampled_images_follow_the_targets_joint_distribution(
         counts_of_steps.append(decoded.histogram.sum(0))
     histogram = torch.stack(counts_of_steps).sum(0)
     assert (histogram[:2] > 0.05 * histogram.sum()).all(), "both acceptance and refusal take part"
-    tokens = torch.cat(parts)
-    cells = ((tokens[:, 0] * 6 + tokens[:, 1]) * 6 + tokens[:, 2]) * 6 + tokens[:, 3]
-    counts = torch.bincount(cells, minlength=6**4).view(6, 6, 6, 6)
+    counts = counts_of(torch.cat(parts), 6).view(6, 6, 6, 6)
     for marginal in ((1, 2, 3), (2, 3), (3,), (0,), ()):
         seen, wanted = counts, expected
         for axis in sorted(marginal, reverse=True):
             seen, wanted = seen.sum(axis), wanted.sum(axis)
         assert misfit(seen, wanted) < 4.9, marginal
     # The same counts refute a target whose guidance is a little stronger.
-    other = joint(small, sampling.model_copy(update={"cfg_scale": 2.2}))
+    other = joint(small[0], sampling.model_copy(update={"cfg_scale": 2.2}), caption=1)
     assert misfit(counts, other) > 10
 
 
@@ -252,51 +229,6 @@ def test_run_reports_progress_and_stops(models: Models) -> None:
     assert torch.equal(decoded.tokens, expected.tokens)
     assert known == sorted(known) and known[-1] == 36
     assert int(decoded.steps.max()) <= steps <= int(decoded.steps.max()) + 1
-
-
-def test_a_strategy_that_cannot_run_says_why(models: Models) -> None:
-    sampling = Sampling()
-    with pytest.raises(StrategyError, match=r"no drafter.*vanilla"):
-        engine_of((models[0], None), NAMED["eagle"], sampling)
-    with pytest.raises(StrategyError, match="needs a neighbour table"):
-        engine_of(models, NAMED["lantern"], sampling, neighbours=None)
-    with pytest.raises(StrategyError, match=r"36 drafts deep.*36 tokens"):
-        engine_of(models, Strategy(drafts=ChainTree(length=36)), sampling)
-    with pytest.raises(StrategyError, match=r"k = 64 .*64 codes"):
-        rule = Lantern(k=64)
-        engine_of(models, Strategy(drafts=SMALL_12, acceptance=rule), sampling)
-    with pytest.raises(StrategyError, match="top_k = 65"):
-        engine_of(models, Strategy(), Sampling(top_k=65))
-    with pytest.raises(StrategyError, match="10 siblings, but there are 6 codes"):
-        few = tiny_models(0, vocab=6)
-        engine_of(few, Strategy(drafts=DynamicTree(top_k=10)), sampling)
-
-
-# --- static ------------------------------------------------------------------------------------------
-
-
-def test_what_does_not_fit_the_engine_is_refused_before_decoding() -> None:
-    models = tiny_models(0)
-    vocab = models[0].config.vocab_size
-    wide = Strategy(drafts=SMALL_12, acceptance=Lantern(k=20))
-    with pytest.raises(StrategyError, match="reads 20 neighbours, the table has 10"):
-        engine_of(models, wide, Sampling())
-    official = Strategy(drafts=SMALL_12, acceptance=Lantern(k=vocab - 1), residual="official")
-    with pytest.raises(StrategyError, match=f"k between 1 and {vocab - 2}"):
-        engine_of(models, official, Sampling())
-    engine = engine_of(models, Strategy(), Sampling(), 3)
-    condition, mask = captions(models[0], 3)
-    with pytest.raises(RequestError, match="keys has shape"):
-        engine.start(condition, mask, engine.randomness(0, [0]))
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("temperature", 1e-45), ("temperature", float("nan")), ("cfg_scale", float("inf"))],
-)
-def test_settings_that_would_give_nan_are_refused(field: str, value: float) -> None:
-    with pytest.raises(ValueError, match=field):
-        Sampling.model_validate({field: value})
 
 
 @pytest.mark.parametrize("lag", [1, 3])

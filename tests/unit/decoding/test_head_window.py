@@ -12,7 +12,6 @@ from support.tiny import tiny_models
 from torch import Tensor
 
 from lantern_accel.decoding.sources.head import HeadWindow
-from lantern_accel.errors import StrategyError
 from lantern_accel.nn.draft_head import DraftHead, DraftHeadConfig
 from lantern_accel.strategy.sources import DraftLength
 from lantern_accel.strategy.values import Sampling, Strategy, Window
@@ -34,23 +33,21 @@ def plain(small: Any, sampling: Sampling, batch: int) -> Any:
     return finish(engine_of(small, Strategy(), sampling, batch=batch))
 
 
-@pytest.mark.parametrize(("length", "passes"), [(2, 0), (4, 4), (9, 4)])
+@pytest.mark.parametrize(
+    ("length", "passes", "moves"),
+    [(2, 0, ()), (4, 4, ()), (9, 4, ()), (8, 4, (1, 2, 4, 8)), (8, 4, (4, 8, 1, 8, 2))],
+)
 @pytest.mark.parametrize(("sampling", "batch"), [(SAMPLED, 3), (GREEDY, 1), (UNGUIDED, 1)])
-def test_guesses_change_no_token(sampling: Sampling, batch: int, length: int, passes: int) -> None:
+def test_guesses_change_no_token(
+    sampling: Sampling, batch: int, length: int, passes: int, moves: tuple[int, ...]
+) -> None:
+    """``moves``: the lengths of the steps, where they change."""
     small = models()
-    window = Strategy(drafts=Window(length=length, fresh="head", passes=passes))
-    found = finish(engine_of(small, window, sampling, batch))
-    assert torch.equal(found.tokens, plain(small, sampling, batch).tokens)
-
-
-@pytest.mark.parametrize("lengths", [(1, 2, 4, 8), (8, 1, 2), (4, 8, 1, 8, 2)])
-def test_lengths_may_change_at_any_step(lengths: tuple[int, ...]) -> None:
-    small = models()
-    draft_lengths = tuple(DraftLength(length=n) for n in (1, 2, 4, 8))
-    window = Window(length=8, fresh="head", draft_lengths=draft_lengths)
-    moving = engine_of(small, Strategy(drafts=window), SAMPLED, 2)
-    moving.chosen = Walk(*lengths)
-    assert torch.equal(finish(moving).tokens, plain(small, SAMPLED, 2).tokens)  # type: ignore[arg-type]
+    lengths = tuple(DraftLength(length=n) for n in (1, 2, 4, 8)) if moves else ()
+    window = Window(length=length, fresh="head", passes=passes, draft_lengths=lengths)
+    engine = engine_of(small, Strategy(drafts=window), sampling, batch)
+    engine.chosen = Walk(*moves) if moves else None
+    assert torch.equal(finish(engine).tokens, plain(small, sampling, batch).tokens)
 
 
 def test_a_head_that_is_always_right_fills_every_window(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,11 +83,3 @@ def test_tokens_differ_where_guesses_were_kept_untested(monkeypatch: pytest.Monk
     monkeypatch.setattr(HeadWindow, "judge", known)
     found = finish(engine_of(small, Strategy(drafts=Window(length=4, fresh="head")), SAMPLED, 2))
     assert not torch.equal(found.tokens, plain(small, SAMPLED, 2).tokens)
-
-
-def test_what_a_head_cannot_draft_for_is_refused() -> None:
-    window = Window(length=4, fresh="head")
-    with pytest.raises(StrategyError, match=r"has no draft head.*window:16,above"):
-        engine_of(models(head=False), Strategy(drafts=window), SAMPLED, 1)
-    with pytest.raises(ValueError, match="a window is SJD's"):
-        Strategy(drafts=window, coupling="maximal")

@@ -1,14 +1,11 @@
-"""Windows of drafts say what the target says: enumerated, and counted through the engine.
+"""Windows of drafts say what the target says, counted through the engine.
 
-The enumeration is of the rules, in float64; the counts are of the real engine, on a target that is a
-table of the last two tokens and on a tiny transformer. What is wrong in a tail shows only steps later,
-so the joint law of all tokens is compared, and each known way to be wrong must fail.
+The target is a table of the last two tokens, or a tiny transformer. What is wrong in a tail shows only
+steps later, so the joint law of all tokens is compared, and each known way to be wrong must fail.
 """
 
 from __future__ import annotations
 
-import itertools
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -16,9 +13,8 @@ import pytest
 import torch
 from support.chi_square import misfit
 from support.engines import engine_of
-from support.jacobi_oracle import Moment, Row, law, residual
-from support.moving import begin
-from support.tiny import captions, tiny_models
+from support.moving import begin, counts_of, joint
+from support.tiny import tiny_models
 from torch import Tensor
 
 from lantern_accel.decoding.engine import Engine
@@ -31,68 +27,6 @@ from lantern_accel.strategy.values import Coupling, Sampling, Strategy, Window
 SOUND = 4.9
 IMAGES = 60_000
 VOCAB, TOKENS = 4, 4
-
-# --- by enumeration --------------------------------------------------------------------------------
-
-
-def random_row(seed: object, size: int, zeros: int = 0) -> Row:
-    generator = random.Random(repr(seed))
-    weights = [generator.random() ** 3 + 0.01 for _ in range(size)]
-    for _ in range(zeros):
-        weights[generator.randrange(size)] = 0.0
-    total = sum(weights)
-    return tuple(w / total for w in weights)
-
-
-def wordy(past: tuple[int, ...]) -> Row:
-    """A target that looks at all of its past, and never says one code."""
-    return random_row(("target", past), 3, zeros=1)
-
-
-def even(moment: Moment, place: int) -> Row:
-    return (1 / 3, 1 / 3, 1 / 3)
-
-
-def skewed(moment: Moment, place: int) -> Row:
-    """What fresh drafts are drawn from may depend on all that came before them."""
-    seen = (*moment.known, *(d.token for d in moment.drafts))
-    return random_row(("fresh", seen, place), 3, zeros=1)
-
-
-@pytest.mark.parametrize("fresh", [even, skewed])
-@pytest.mark.parametrize(("tokens", "window"), [(3, 2), (4, 3), (4, 4)])
-def test_the_law_of_all_tokens_is_the_targets(
-    tokens: int, window: int, fresh: Callable[[Moment, int], Row]
-) -> None:
-    found, steps = law(wordy, tokens, window, fresh)
-    assert steps == tokens - 1, "there are paths on which every step knows one token"
-    for said in itertools.product(range(3), repeat=tokens):
-        want = 1.0
-        for place in range(tokens):
-            want *= wordy(said[:place])[said[place]]
-        assert found.get(said, 0.0) == pytest.approx(want, abs=1e-12)
-
-
-def test_the_enumeration_sees_a_tail_with_a_wrong_past(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Carried over with what they were drawn from two passes ago instead of the last one.
-    from support import jacobi_oracle as oracle
-
-    sound = oracle.one
-
-    def kept_blindly(draft: Any, p: Row, anew: bool = False) -> Any:
-        if sum(p[:2]) > 0.5:
-            yield from sound(draft, p, anew)
-        else:
-            yield 1.0, draft.token, True
-
-    monkeypatch.setattr(oracle, "one", kept_blindly)
-    found, _ = law(wordy, 3, 3, even)
-    want = [
-        wordy(())[a] * wordy((a,))[b] * wordy((a, b))[c]
-        for a, b, c in itertools.product(range(3), repeat=3)
-    ]
-    got = [found.get(said, 0.0) for said in itertools.product(range(3), repeat=3)]
-    assert max(abs(a - b) for a, b in zip(got, want, strict=True)) > 0.01
 
 
 def test_decisions_are_those_of_plain_arithmetic() -> None:
@@ -122,7 +56,8 @@ def test_decisions_are_those_of_plain_arithmetic() -> None:
                     tokens.append(code)
                     continue
                 first = i
-                row = list(residual(tuple(row), tuple(drafted)))
+                left = [max(a - b, 0.0) for a, b in zip(row, drafted, strict=True)]
+                row = [one / sum(left) for one in left] if sum(left) > 0 else row
             bar, total, picked = float(draws[b, i]) * sum(row), 0.0, 0
             for mass in row:
                 total += mass
@@ -135,8 +70,6 @@ def test_decisions_are_those_of_plain_arithmetic() -> None:
             assert int(out.count[b]) == first + 1
     assert counts == set(range(1, length + 1))
 
-
-# --- through the engine ----------------------------------------------------------------------------
 
 SAMPLING = Sampling(top_k=3, temperature=1.3)
 
@@ -188,15 +121,9 @@ def engine_on(
 
 def counted(engine: Engine, seed: int = 3) -> Tensor:
     """Decode and count whole images, ``[V ** N]``."""
-    g = engine.geometry
     with torch.inference_mode():
         begin(engine, seed)
-        tokens = engine.run().tokens
-    vocab = g.vocab
-    cells = torch.zeros(g.batch, dtype=torch.int64)
-    for place in range(g.tokens):
-        cells = cells * vocab + tokens[:, place]
-    return torch.bincount(cells, minlength=vocab**g.tokens)
+        return counts_of(engine.run().tokens, engine.geometry.vocab)
 
 
 WINDOWS = {
@@ -332,16 +259,6 @@ def test_a_transformers_images_follow_its_joint_law(name: str, coupling: Couplin
     target, sampling = models[0], Sampling(top_k=3, cfg_scale=2.0)
     strategy = Strategy(drafts=WINDOWS[name], coupling=coupling)
     engine = engine_of(models, strategy, sampling, 8_000)
-    observed = counted(engine)
-    every = torch.tensor(list(itertools.product(range(VOCAB), repeat=TOKENS)))
-    features, mask = captions(target, 1)
-    many = len(every)
-    condition = torch.cat((features.expand(many, -1, -1), target.unconditional(many)))
-    with torch.inference_mode():
-        said = every[:, :-1].repeat(2, 1)
-        states = target.forward_dense(condition, said, mask.expand(2 * many, -1))
-        cond, uncond = target.head(states[:, 1:]).chunk(2)
-    p = distribution(uncond + 2.0 * (cond - uncond), sampling)
-    joint = p.gather(-1, every.unsqueeze(-1)).squeeze(-1).prod(-1)
-    assert float(joint.sum()) == pytest.approx(1, abs=1e-5)
-    assert misfit(observed, joint) < SOUND
+    law = joint(target, sampling)
+    assert float(law.sum()) == pytest.approx(1, abs=1e-5)
+    assert misfit(counted(engine), law) < SOUND

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from support.chi_square import misfit
 from support.engines import GREEDY, SAMPLED, engine_of, finish
-from support.moving import IMAGES, SAMPLING, TOKENS, VOCAB, begin, joint, law_models
+from support.moving import IMAGES, SAMPLING, VOCAB, begin, counts_of, joint, law_models
 from support.tiny import tiny_models
 from torch import Tensor
 
@@ -91,9 +91,8 @@ def test_images_follow_the_law_that_enumeration_gives(length: int, coupling: Cou
     with torch.inference_mode():
         begin(engine)
         tokens = engine.run().tokens
-        law = joint(engine)
-    cells = (tokens * VOCAB ** torch.arange(TOKENS - 1, -1, -1)).sum(1)
-    counts = torch.bincount(cells, minlength=VOCAB**TOKENS)
+        law = joint(engine.verifying.target, SAMPLING)
+    counts = counts_of(tokens, VOCAB)
     assert misfit(counts, law) < 4.9
     assert misfit(counts, law.roll(1)) > 4.9  # another law is told from it
     kept = engine.state.histogram.sum(0)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from support.engines import engine_of
+from support.engines import of_family, request_of, sampling_of
 from support.frozen import STRATEGIES, Case
 from support.frozen import made as tiny_of
 
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.registry import family_names
 from lantern_accel.generation.forced import resume
-from lantern_accel.nn.rounding import rounding
-from lantern_accel.nn.transformer import rounded_copy
-from lantern_accel.strategy.values import Sampling, SelfDrafts
 
 NAMES = ("plain", "window", "window that moves", "head", "copy", "copy, windows of its own")
 
@@ -26,20 +22,10 @@ QUICK = {("emu3", "plain"), ("emu3", "window that moves"), ("emu3", "copy")}
 
 def made(family: str, name: str, temperature: float) -> tuple[Any, Any]:
     """Return an engine of two images of a tiny model, and what starts them."""
-    ops, strategy = TensorOps(), STRATEGIES[name]
-    model = tiny_of(Case(family, name, not temperature), ops)
-    kind = model.family
-    guided = model.manifest.defaults.sampling.guided
-    sampling = Sampling(temperature=temperature, top_k=16, cfg_scale=2.5 if guided else 1.0)
-    shape = kind.usual_shape(model)
-    copy = None
-    if isinstance(strategy.drafts, SelfDrafts):
-        fewer = rounded_copy(model.target, ops, rounding(strategy.drafts.weights), drafts=True)
-        copy, _ = kind.target_for_shape(replace(model, target=fewer), shape)
-    parts = kind.target_for_shape(model, shape)
-    engine = engine_of(parts, strategy, sampling, 2, ops=ops, copy=copy)
-    rows = kind.rows(model, kind.tiny_conditions(model, 2, 5), sampling)
-    return engine, (rows.condition, rows.mask, engine.randomness(7, [0, 1]))
+    model = tiny_of(Case(family, name, not temperature), TensorOps())
+    sampling = sampling_of(model, temperature, top_k=16)
+    engine = of_family(model, STRATEGIES[name], sampling, 2)
+    return engine, request_of(model, engine, [0, 1], seed=5, drawn=7)
 
 
 @pytest.mark.parametrize(

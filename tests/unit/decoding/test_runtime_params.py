@@ -72,9 +72,3 @@ def test_a_budget_keeps_the_price_of_an_image_below_it(models: Models) -> None:
     assert (free.price / free.tokens.shape[1]).mean() > 0.05
     assert 0 < per_token.mean() <= 0.02
     assert free.step_compression > thrifty.step_compression >= strict.step_compression
-
-
-def test_a_budget_at_temperature_0_is_refused(models: Models) -> None:
-    greedy = Sampling(temperature=0.0)
-    with pytest.raises(StrategyError, match="no meaning at temperature 0"):
-        engine_of(models, NAMED["lantern"].override(tv_budget=0.02), greedy)

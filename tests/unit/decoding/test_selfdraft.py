@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from support.engines import engine_of, finish
 from support.tiny import tiny_models
 
 from lantern_accel.decoding.sources.window import InvariantWindow
-from lantern_accel.errors import StrategyError
 from lantern_accel.nn.rounding import ROUNDINGS
 from lantern_accel.nn.transformer import REFERENCE, rounded_copy
 from lantern_accel.strategy.trees import parse_drafts
@@ -91,26 +89,3 @@ def test_what_a_step_changes_is_listed_with_the_copys_buffers():
     assert len([n for n in engine.changes if "keys" in n and "state" not in n]) == 2
     assert own.state.keys is engine.state.keys  # rows may change their images
     assert engine.nbytes > engine.verifying.cache.layout.nbytes
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [("self:0", "length"), ("self:4,window=1", "2 tokens or more"), ("self:4,passes=2", "passes"),
-     ("self:4,int5", "int8"), ("self:4,fast", "no field 'fast'")],
-)  # fmt: skip
-def test_drafts_that_cannot_be_are_refused(text, said):
-    with pytest.raises(StrategyError, match=said):
-        parse_drafts(text)
-
-
-def test_relaxed_acceptance_and_a_missing_copy_are_refused():
-    strategy = self_drafts("self:4")
-    with pytest.raises(StrategyError, match="seed decides"):
-        strategy.override(coupling="maximal")
-    target, _ = models()
-    with pytest.raises(StrategyError, match="none was given"):
-        decode(strategy, target)
-    with pytest.raises(StrategyError, match="takes none of the kind 'self'; choose 'self'"):
-        Strategy(name="scd", drafts=parse_drafts("window:8")).override(
-            drafts=parse_drafts("self:4")
-        )

@@ -51,16 +51,12 @@ def test_other_weights_have_none(shipped: Path) -> None:
 
 
 def test_what_was_measured_stays() -> None:
-    draft_lengths = (
-        DraftLength(length=1),
-        DraftLength(length=8, tokens_per_step=2.5),
-        DraftLength(length=16),
-    )
-    assert [p.tokens_per_step for p in with_tokens_per_step(draft_lengths, {8: 9.0, 16: 3.0})] == [
-        None,
-        2.5,
-        3.0,
+    given = [
+        DraftLength(length=n, tokens_per_step=known)
+        for n, known in ((1, None), (8, 2.5), (16, None))
     ]
+    found = with_tokens_per_step(given, {8: 9.0, 16: 3.0})
+    assert [one.tokens_per_step for one in found] == [None, 2.5, 3.0]
 
 
 @settings(max_examples=30, deadline=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import pytest
 import torch
@@ -68,10 +68,3 @@ def test_texts_take_the_field_names_of_the_command_line() -> None:
         "k": 7,
         "lam": 2.5,
     }
-
-
-@pytest.mark.parametrize("values", [{"tv_budget": 0.1}, {"tv_budget": 0.1, "residual": "official"}])
-def test_a_budget_that_cannot_be_kept_is_refused(values: dict[str, Any]) -> None:
-    base = NAMED["eagle"] if len(values) == 1 else NAMED["lantern"]
-    with pytest.raises(StrategyError, match="leave tv_budget out"):
-        base.override(**values)

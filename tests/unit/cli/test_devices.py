@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -115,36 +113,6 @@ def test_a_device_that_cannot_be_opened_is_one_line_and_its_exit_code(
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     assert "Traceback" not in err
-
-
-def _raise(error: BaseException) -> Callable[..., None]:
-    def run(**_: object) -> None:
-        raise error
-
-    return run
-
-
-def test_an_interrupt_inside_a_command_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "devices_report", _raise(KeyboardInterrupt()))
-    assert main(["devices"]) == 130
-
-
-def test_an_unexpected_error_keeps_its_traceback(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))
-    monkeypatch.setattr(plugins, "devices_report", _raise(ZeroDivisionError()))
-    assert main(["devices"]) == 3
-    assert "this should not have happened: ZeroDivisionError" in capsys.readouterr().err
-    (kept,) = (tmp_path / "errors").iterdir()
-    assert "Traceback" in kept.read_text()
-
-
-def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out.startswith("lantern-accel ")
-    assert main(["--help"]) == 0
-    assert "devices" in capsys.readouterr().out
 
 
 def test_help_does_not_import_torch() -> None:

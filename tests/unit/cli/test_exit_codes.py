@@ -65,6 +65,10 @@ def test_an_error_ends_with_its_code(
     assert run_guarded(raising(error)) == code
     told = capsys.readouterr().err
     assert told.count("\n") == (code < 100)
+    if code == 3:
+        assert "this should not have happened: KeyError" in told
+        (kept,) = (tmp_path / "errors").iterdir()
+        assert "Traceback" in kept.read_text()
 
 
 def test_commands_that_fetch_stand_on_lines_of_their_own(

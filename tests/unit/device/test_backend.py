@@ -145,9 +145,3 @@ def test_cpu_threads_are_an_option_until_it_is_closed() -> None:
 def test_cpu_refuses_threads_out_of_range(threads: object) -> None:
     with pytest.raises(BackendError, match=r"'cpu' got threads=.*; give a number from 1 to"):
         open_backend("cpu", {"threads": threads})
-
-
-@pytest.mark.parametrize("device", ["cpu", "null"])
-def test_an_unknown_option_is_an_error(device: str) -> None:
-    with pytest.raises(BackendError, match=f"backend '{device}' has no option 'speed'; it takes"):
-        open_backend(device, {"speed": 11})

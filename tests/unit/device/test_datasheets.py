@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from lantern_accel.device.datasheets import (
     all_profiles,
     load_profile,
     profile_names,
-    profiles_dir,
 )
 
 GOOD = """
@@ -26,18 +24,6 @@ value = 2
 kind = "measured"
 source = "by hand"
 """
-
-
-@pytest.mark.parametrize("name", profile_names())
-def test_every_shipped_profile_loads(name: str) -> None:
-    profile = load_profile(name)
-    assert profile.name == name
-    assert profile.peak_flops
-
-
-def test_profiles_are_found_in_a_checkout() -> None:
-    assert "cpu" in profile_names()
-    assert (profiles_dir() / "datasheets" / "cpu.toml").is_file()
 
 
 def test_an_unknown_profile_names_its_neighbours() -> None:
@@ -75,21 +61,27 @@ def test_a_damaged_profile_says_where(tmp_path: Path, before: str, after: str, s
     assert "abacus.toml" in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", ["pipe", "loop", "device", "folder", "deep", "digits", "bytes"])
-def test_a_profile_that_is_no_text_is_one_sentence(kind: str, tmp_path: Path) -> None:
-    path = tmp_path / "abacus.toml"
-    texts = {
-        "deep": "a=" + "[" * 5000 + "]" * 5000,
-        "digits": GOOD.replace("value = 2", "value = " + "9" * 5000),
-    }
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    elif kind in ("loop", "device"):
-        path.symlink_to(path if kind == "loop" else "/dev/zero")
-    else:
-        path.write_bytes(texts[kind].encode() if kind in texts else b"\xff\xfe")
+@pytest.mark.parametrize(
+    "held",
+    [
+        b"a=" + b"[" * 5000 + b"]" * 5000,
+        GOOD.replace("value = 2", "value = " + "9" * 5000).encode(),
+        b"\xff\xfe",
+    ],
+    ids=["deep", "digits", "bytes"],
+)
+def test_a_profile_that_is_no_text_is_one_sentence(held: bytes, tmp_path: Path) -> None:
+    (tmp_path / "abacus.toml").write_bytes(held)
+    with pytest.raises(ProfileError, match=r"abacus") as caught:
+        load_profile("abacus", tmp_path)
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "aim", ["/dev/zero", "/proc", "abacus.toml"], ids=["device", "folder", "loop"]
+)
+def test_a_profile_that_is_no_file_is_one_sentence(aim: str, tmp_path: Path) -> None:
+    (tmp_path / "abacus.toml").symlink_to(aim)
     with pytest.raises(ProfileError, match=r"abacus") as caught:
         load_profile("abacus", tmp_path)
     assert len(str(caught.value)) < 1000

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 from support.gaudi import Gaudi
@@ -13,20 +13,26 @@ from lantern_accel.device.operations import TensorOps
 from lantern_accel_hpu.backend import DeviceBackend
 from lantern_accel_hpu.bridge import Bridge
 
+Noting = Callable[[str], AbstractContextManager[None]]
 
-def test_phases_are_reported_inside_the_block_only() -> None:
-    seen: list[str] = []
 
+def noting(names: list[str]) -> Noting:
     @contextmanager
     def listener(name: str) -> Iterator[None]:
-        seen.append(f"+{name}")
+        names.append(f"+{name}")
         yield
-        seen.append(f"-{name}")
+        names.append(f"-{name}")
 
-    ops = TensorOps()
+    return listener
+
+
+# A backend that marks phases itself leaves them to the listener.
+@pytest.mark.parametrize("ops", [TensorOps(), DeviceBackend(Bridge(Gaudi()))], ids=["", "marks"])
+def test_phases_are_reported_inside_the_block_only(ops: TensorOps) -> None:
+    seen: list[str] = []
     with ops.phase("draft"):
         pass
-    with listening(ops, listener), ops.phase("draft"):
+    with listening(ops, noting(seen)), ops.phase("draft"):
         pass
     with ops.phase("verify"):
         pass
@@ -36,33 +42,10 @@ def test_phases_are_reported_inside_the_block_only() -> None:
 def test_the_listener_before_is_put_back_whatever_happens() -> None:
     inner: list[str] = []
     outer: list[str] = []
-
-    def noting(names: list[str]):  # type: ignore[no-untyped-def]
-        @contextmanager
-        def listener(name: str) -> Iterator[None]:
-            names.append(name)
-            yield
-
-        return listener
-
     ops = TensorOps()
     with listening(ops, noting(outer)):
         with pytest.raises(KeyError), listening(ops, noting(inner)), ops.phase("a"):
             raise KeyError
         with ops.phase("b"):
             pass
-    assert (inner, outer, ops.listener) == (["a"], ["b"], None)
-
-
-def test_a_backend_that_marks_phases_itself_leaves_them_to_the_listener() -> None:
-    seen: list[str] = []
-
-    @contextmanager
-    def listener(name: str) -> Iterator[None]:
-        seen.append(name)
-        yield
-
-    backend = DeviceBackend(Bridge(Gaudi()))
-    with listening(backend, listener), backend.phase("accept"):
-        pass
-    assert seen == ["accept"]
+    assert (inner, outer, ops.listener) == (["+a"], ["+b", "-b"], None)

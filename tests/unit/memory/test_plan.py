@@ -23,7 +23,7 @@ from lantern_accel.errors import BackendError, RequestError
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
 from lantern_accel.families.registry import entry, family
-from lantern_accel.memory.footprint import LiveBytes, measure
+from lantern_accel.memory.footprint import Footprint, LiveBytes, measure
 from lantern_accel.memory.plan import Planner, parse_size, planner_for
 from lantern_accel.models.bundle import bundled_models, read_manifest
 from lantern_accel.nn.vq import VQConfig, VQModel
@@ -53,20 +53,11 @@ def medium(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def child(script: str, *words: object, cache: Path) -> dict[str, Any]:
-    path = os.pathsep.join(
-        [
-            str(ROOT),
-            str(ROOT / "backends"),
-            str(ROOT / "profiles"),
-            os.environ.get("PYTHONPATH", ""),
-        ]
-    )
-    environment = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "LANTERN_ACCEL_CACHE": str(cache)}
     done = subprocess.run(
         [sys.executable, str(ROOT / script), *map(str, words)],
         capture_output=True,
         text=True,
-        env={**os.environ, **environment},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "LANTERN_ACCEL_CACHE": str(cache)},
     )
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
@@ -83,18 +74,17 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 RELAXED = ("lantern-emoji", "red heart", "lantern++", 4, "bfloat16")
 
 
+@pytest.mark.long
 @linux
 @pytest.mark.parametrize(
     ("model", "prompt", "strategy", "batch", "dtype"),
     [
-        pytest.param(*RELAXED, marks=pytest.mark.long),
-        pytest.param(*RELAXED, marks=pytest.mark.long),
+        RELAXED,
+        RELAXED,
         # Nearly all that it takes is weights and what the process holds.
-        pytest.param(
-            "lantern-emoji", "red heart", "vanilla", 1, "bfloat16", marks=pytest.mark.long
-        ),
+        ("lantern-emoji", "red heart", "vanilla", 1, "bfloat16"),
         # Pixels of 128 x 128 take more than decoding.
-        pytest.param("medium", "3", "vanilla", 4, "float32", marks=pytest.mark.long),
+        ("medium", "3", "vanilla", 4, "float32"),
     ],
 )
 def test_the_measured_peak_is_within_a_tenth_of_the_plan(
@@ -107,13 +97,8 @@ def test_the_measured_peak_is_within_a_tenth_of_the_plan(
 
 @pytest.mark.long
 @linux
-def test_loading_holds_little_more_than_the_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loading_holds_little_more_than_the_weights(tmp_path: Path) -> None:
     loading.write_checkpoint(tmp_path, "llamagen-b-256", 2)
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "backends"), str(ROOT / "profiles")])
-    )
     found = loading.measure(tmp_path)
     assert found["weights"] > 500e6
     assert found["peak"] - found["before"] < 1.3 * found["weights"]
@@ -152,45 +137,36 @@ def tiny() -> LlamaGenManifest:
     return LlamaGenManifest(name="tiny", target=config, vq=vq)
 
 
+def measured(sampling: Sampling, dtype: torch.dtype, ops: TensorOps | None = None) -> Footprint:
+    """Return what three images of the tiny model take."""
+    return measure(family("llamagen"), tiny(), Strategy(), sampling, batch=3, dtype=dtype, ops=ops)
+
+
 @pytest.mark.parametrize("scale", [1.0, 4.0])
 def test_weights_and_buffers_are_exact(scale: float) -> None:
-    manifest, sampling = tiny(), Sampling(cfg_scale=scale)
-    found = measure(
-        family("llamagen"), manifest, Strategy(), sampling, batch=3, dtype=torch.float32
-    )
-    target = LlamaGenGPT(manifest.target)
+    sampling = Sampling(cfg_scale=scale)
+    found = measured(sampling, torch.float32)
+    target = LlamaGenGPT(tiny().target)
     engine = engine_of((target, None), Strategy(), sampling, 3, ops=target.ops)
     assert found.buffers == engine.nbytes
     tables = (target.rope_cos, target.rope_sin)
     tensors = [*target.parameters(), *tables]
     assert found.weights["target"] == sum(t.numel() * t.element_size() for t in tensors)
-    halved = measure(
-        family("llamagen"), manifest, Strategy(), sampling, batch=3, dtype=torch.bfloat16
-    )
+    halved = measured(sampling, torch.bfloat16)
     assert halved.weights["vq"] == found.weights["vq"]
     assert halved.weights["target"] < found.weights["target"]
 
 
 def test_a_table_of_noise_is_counted_where_it_is_made() -> None:
-    manifest, sampling, batch = tiny(), Sampling(cfg_scale=4.0), 3
-    table = 4 * batch * manifest.target.num_tokens * manifest.target.vocab_size
+    sampling, target = Sampling(cfg_scale=4.0), LlamaGenGPT(tiny().target)
+    table = 4 * 3 * target.config.num_tokens * target.config.vocab_size
     found = []
     for most in (table - 1, table):
         ops = TensorOps()
         ops.preferences = Preferences(noise_bytes=most)
-        one = measure(
-            family("llamagen"),
-            manifest,
-            Strategy(),
-            sampling,
-            batch=batch,
-            dtype=torch.float32,
-            ops=ops,
-        )
-        target = LlamaGenGPT(manifest.target)
-        engine = engine_of((target, None), Strategy(), sampling, batch, ops=ops)
-        assert one.buffers == engine.nbytes
-        found.append(one)
+        found.append(measured(sampling, torch.float32, ops))
+        engine = engine_of((target, None), Strategy(), sampling, 3, ops=ops)
+        assert found[-1].buffers == engine.nbytes
     assert found[1].buffers - found[0].buffers == table
     # What a piece of it takes on the way is the prefill's.
     assert found[1].workspace["prefill"] >= found[0].workspace["prefill"]

@@ -47,20 +47,8 @@ def test_it_is_found_draws_and_passes_at_once(
     assert main(["devices"]) == 0
     assert "slide_rule: ready (Slide Rule, torch's CPU in its place)" in capsys.readouterr().out
     monkeypatch.setattr(static, "CHECKED", ("vanilla",))
-    assert (
-        main(
-            [
-                "conform",
-                "slide_rule",
-                "--in-process",
-                "--only",
-                "static.host_read",
-                "--only",
-                "kv.round_trip",
-            ]
-        )
-        == 0
-    )
+    words = "conform slide_rule --in-process --only static.host_read --only kv.round_trip"
+    assert main(words.split()) == 0
     assert " 0 failed" in capsys.readouterr().out
     assert main(["devices", "slide_rule"]) == 0
 

@@ -30,11 +30,6 @@ def misfit(observed: Tensor, expected: Tensor) -> float:
     return float(((chi2 / freedom) ** (1 / 3) - (1 - spread)) / spread**0.5)
 
 
-def total_variation(a: Tensor, b: Tensor) -> float:
-    """Half the absolute difference of two distributions, given as weights of any sum."""
-    return float((a.double() / a.sum() - b.double() / b.sum()).abs().sum() / 2)
-
-
 def drawn_fairly(laws: Tensor, tokens: Tensor) -> None:
     """Compare how often each code was drawn with what the laws ``[n, V]`` of ``n`` draws expect."""
     assert laws.gather(1, tokens.view(-1, 1)).gt(0).all(), "a token that the law excludes was drawn"

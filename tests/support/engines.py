@@ -32,20 +32,13 @@ from support.tiny import captions, neighbours
 
 GREEDY = Sampling(temperature=0, cfg_scale=3.0)
 SAMPLED = Sampling(temperature=1.0, top_k=40, top_p=0.95, cfg_scale=2.0)
-WIDE = StaticTree(paths=tuple((i,) for i in range(8)))
 LOPSIDED = StaticTree(paths=((0,), (1,), (2,), (2, 0), (2, 1), (2, 1, 0), (0, 0)))
 TREES: dict[str, AnyKind] = {
-    "chain1": ChainTree(length=1),
     "chain4": ChainTree(length=4),
-    "chain long": ChainTree(length=30),
-    "wide": WIDE,
     "lopsided": LOPSIDED,
     "small_12": SMALL_12,
     "mc_sim": MC_SIM_7B_63,
     "dynamic": DynamicTree(top_k=4, depth=3, total=20),
-    "dynamic flat": DynamicTree(top_k=8, depth=0, total=7),
-    "dynamic deep": DynamicTree(top_k=2, depth=9, total=30),
-    "dynamic narrow": DynamicTree(top_k=1, depth=5, total=7),
 }
 #: The five strategies by name, on trees of this file's size.
 NAMED: dict[str, Strategy] = {

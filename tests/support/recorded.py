@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,26 +70,27 @@ def lantern_drafter(mask_padding: bool = True) -> LlamaGenDrafter:
 
 
 def decode(
-    target: LlamaGenGPT,
+    target: Any,
     condition: Tensor,
     sampling: Sampling,
     *,
     mask: Tensor | None = None,
     strategy: Strategy | None = None,
-    drafter: LlamaGenDrafter | None = None,
+    drafter: Any = None,
     neighbours: Tensor | None = None,
+    batch: int | None = None,
 ) -> tuple[Tensor, list[list[int]], Engine]:
-    """Decode conditional rows through the engine.
+    """Decode conditional rows through the engine; with ``batch`` the rows of all branches are given.
 
     Returns tokens ``[B, N]``, for each image the accepted drafts of its steps, and the engine.
     """
-    batch = condition.shape[0]
+    rows, given = condition, batch is not None
+    batch = batch or condition.shape[0]
     models = target, drafter
     engine = engine_of(models, strategy or Strategy(), sampling, batch, neighbours=neighbours)
     if mask is None:
         mask = torch.ones(batch, target.config.prefix_length, dtype=torch.bool)
-    rows = condition
-    if sampling.guided:
+    if sampling.guided and not given:
         rows = torch.cat((condition, target.unconditional(batch)))
     accepted: list[list[int]] = [[] for _ in range(batch)]
 

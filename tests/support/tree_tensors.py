@@ -20,11 +20,11 @@ def children_of(parents: Sequence[int]) -> list[list[int]]:
     return kids
 
 
-def random_parents(rng: random.Random, nodes: int) -> list[int]:
-    """Return a tree in which nodes have up to four children."""
+def random_parents(rng: random.Random, nodes: int, most: int = 4) -> list[int]:
+    """Return a tree in which nodes have up to ``most`` children."""
     parents, node = [0], 0
     while len(parents) < nodes:
-        some = rng.randint(node == len(parents) - 1, 4)
+        some = rng.randint(node == len(parents) - 1, most)
         parents += [node] * min(some, nodes - len(parents))
         node += 1
     return parents

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import oracle
-from support.tree_tensors import children_of, depths_of, draft_tree
+from support.tree_tensors import children_of, draft_tree, random_parents
 from torch import Tensor
 
 from lantern_accel.decoding.accept import accept_greedy, accept_sampling
@@ -54,7 +54,8 @@ class Situation:
         self.size = size
         self.rng = random.Random(size["seed"])
         self.generator = torch.Generator().manual_seed(size["seed"])
-        self.parents = [self._parents() for _ in range(size["batch"])]
+        shape = size["nodes"], size["width"]
+        self.parents = [random_parents(self.rng, *shape) for _ in range(size["batch"])]
         vocab = size["vocab"]
         near = torch.rand(vocab, vocab, generator=self.generator)
         near.fill_diagonal_(2.0)
@@ -82,16 +83,6 @@ class Situation:
             self.near.tolist(),
             budget,
         )
-
-    def _parents(self) -> list[int]:
-        parents, node = [0], 0
-        while len(parents) < self.size["nodes"]:
-            count = self.rng.randint(0, self.size["width"])
-            if node == len(parents) - 1:
-                count = max(count, 1)
-            parents += [node] * min(count, self.size["nodes"] - len(parents))
-            node += 1
-        return parents
 
     def rand(self, *shape: int) -> Tensor:
         return torch.rand(*shape, generator=self.generator)
@@ -258,32 +249,3 @@ def test_the_oracle_knows_the_rules_of_a_worked_example() -> None:
     q = [0.5, 0.2, 0.1, 0.1, 0.1]
     lost = oracle.sampling(plus, children, [9, 0], [p, p], [[0.61]], [q, q])
     assert lost.next == pytest.approx([0, 0.1 / 0.7, 0.15 / 0.7, 0.3 / 0.7, 0.15 / 0.7])
-
-
-def depth_of_each_level(s: Situation) -> list[int]:
-    return [max(depths_of(parents)) for parents in s.parents]
-
-
-@settings(max_examples=25, deadline=None, derandomize=True, database=None)
-@given(situations())
-def test_an_image_decides_alone_as_in_a_batch(size: dict[str, Any]) -> None:
-    s = Situation(size, "lantern", "aggregate")
-    batch, nodes = size["batch"], size["nodes"]
-    probs, q = s.distributions(batch, nodes), s.distributions(batch, nodes)
-    tokens = drafted_tokens(s, probs, q)
-    whole = draft_tree(s.parents, tokens, q=q)
-    tests, bonus = s.uniforms(batch, sum(whole.max_children)), s.uniforms(batch)
-    together = accept_sampling(whole, probs, s.rule, tests, bonus)
-    for image, deepest in enumerate(depth_of_each_level(s)):
-        one = slice(image, image + 1)
-        alone = draft_tree([s.parents[image]], tokens[one], q=q[one])
-        assert len(alone.max_children) == deepest
-        columns, start = [], 0
-        for level, width in enumerate(whole.max_children):
-            if level < deepest:
-                columns.append(tests[one, start : start + alone.max_children[level]])
-            start += width
-        got = accept_sampling(alone, probs[one], s.rule, torch.cat(columns, 1), bonus[one])
-        assert int(got.length) == int(together.length[image])
-        assert int(got.bonus) == int(together.bonus[image])
-        assert torch.equal(got.weights[0], together.weights[image])

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 from support.chameleon import drafter_recipes, target_recipes
-from support.engines import engine_of
 from support.golden import golden
+from support.recorded import decode
 from torch import Tensor
 
 from lantern_accel.checkpoints.loading import fill
@@ -78,19 +78,17 @@ def decoded(tree: str, rule: str) -> tuple[Tensor, list[list[int]]]:
         drafts=NAIVE_EXTEND_57 if tree == "static" else EAGLE2_TREE, acceptance=RULES[rule]
     )
     table = ((37 * rows + 101 * columns + 1) % 8192).int()
-    sampling = Sampling(temperature=0, cfg_scale=3.0)
-    engine = engine_of(models(), strategy, sampling, 2, neighbours=table)
-    accepted: list[list[int]] = [[], []]
-
-    def step() -> None:
-        engine.step()
-        for image, count in enumerate(engine.state.last_length.tolist()):
-            if count >= 0:
-                accepted[image].append(count)
-
-    with torch.inference_mode():
-        engine.start(condition, mask, engine.randomness(0, [0, 1]))
-        tokens = engine.run(step).tokens
+    target, drafter = models()
+    tokens, accepted, _ = decode(
+        target,
+        condition,
+        Sampling(temperature=0, cfg_scale=3.0),
+        mask=mask,
+        strategy=strategy,
+        drafter=drafter,
+        neighbours=table,
+        batch=2,
+    )
     return tokens + ids.image_first, accepted
 
 

@@ -49,10 +49,6 @@ def parts(engine: Engine) -> list[int]:
     return list(range(least + 3, g.target_slots, max((g.target_slots - least) // 4, 1)))
 
 
-def begin(engine: Engine, seed: int = 0) -> None:
-    start(engine, seed=seed)
-
-
 # --- sizes ----------------------------------------------------------------------------------------
 
 
@@ -219,7 +215,7 @@ def test_what_a_step_needs_lies_in_the_first_slots(
     """Positions below length + nodes lie in slots below it, whatever was accepted before."""
     engine = engine_of(models, Strategy(drafts=TREES[tree]), SAMPLED, batch=3)
     monkeypatch.setattr(engine.source, "judge", any_path(engine, share))
-    begin(engine)
+    start(engine)
     g, state = engine.geometry, engine.state
     with torch.inference_mode():
         while int(state.length.min()) + 1 < g.tokens:
@@ -253,14 +249,14 @@ def test_buckets_change_no_token(models: Models, name: str, late: bool, sampling
         engine.session.progress = Late(engine.finite.report)
         if name == "adaptive window":
             engine.longest.session.progress = engine.session.progress  # which reads the same copy
-    begin(engine)
+    start(engine)
     with torch.inference_mode():
         want = engine.run()
         engine.divide(parts(engine))
         assert len(engine.sizes) > (1 if name == "adaptive window" else 3)
         seen: list[int] = []
         note(seen, engine)
-        begin(engine)
+        start(engine)
         got = engine.run()
     assert torch.equal(got.tokens, want.tokens) and torch.equal(got.steps, want.steps)
     assert seen[0] == engine.sizes[0] and len(set(seen)) > 1
@@ -269,13 +265,14 @@ def test_buckets_change_no_token(models: Models, name: str, late: bool, sampling
 def test_images_that_only_fill_a_batch_need_no_slots(models: Models) -> None:
     engine = engine_of(models, NAMED["vanilla"], SAMPLED, batch=4)
     engine.divide(parts(engine))
-    begin(engine)
+    start(engine)
     with torch.inference_mode():
         engine.leave_out(3)
         seen: list[int] = []
         note(seen, engine)
         engine.run()
     assert seen[0] == engine.sizes[0] and set(seen) == set(engine.sizes)
+    assert engine.state.steps.tolist()[:3] == [35] * 3 and not engine.state.steps[3]
 
 
 def widths_of(engine: Engine) -> set[int]:
@@ -296,7 +293,7 @@ def test_a_step_that_came_alone_looks_at_all_slots(models: Models) -> None:
     engine.divide(parts(engine))
     with torch.inference_mode():
         for step in (None, engine.step):
-            begin(engine)
+            start(engine)
             seen = widths_of(engine)
             engine.run(step)
             assert engine.sizes[-1] in seen
@@ -314,7 +311,7 @@ def test_a_step_reads_as_many_slots_as_its_bucket_has(models: Models, name: str)
     """Without data, in every bucket: attention gets masks of just this width."""
     engine = engine_of(models, CASES[name], SAMPLED, 2)
     engine.divide(parts(engine)[::3])
-    begin(engine)
+    start(engine)
     for slots in engine.sizes:
         seen = widths_of(engine)
         with torch.inference_mode(), without_data():

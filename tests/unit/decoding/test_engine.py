@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 import torch
 from support.chi_square import misfit
@@ -21,7 +19,6 @@ from support.engines import (
 from support.moving import counts_of, joint
 from support.tiny import captions, tiny_models
 
-from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.device.capture import HostCopy
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.strategy.rules import Lantern, LanternPP
@@ -40,12 +37,6 @@ from lantern_accel.strategy.values import (
 @pytest.fixture(scope="module")
 def models() -> Models:
     return tiny_models(0)
-
-
-@functools.cache
-def vanilla(seed: int, guided: bool) -> tuple[Models, Sampling, Decoded]:
-    models, sampling = tiny_models(seed), GREEDY if guided else Sampling(temperature=0)
-    return models, sampling, finish(engine_of(models, Strategy(), sampling, batch=4))
 
 
 def test_greedy_trees_give_vanillas_tokens_within_a_guidance_interval(models: Models) -> None:

@@ -1,4 +1,4 @@
-"""Without relaxation, samples follow the target; relaxed, they stay within what was promised.
+"""Without relaxation, samples follow the target. What relaxation may move is in the oracle's tests.
 
 One step of the real drawing and acceptance code over many images at once, on twelve codes. The same
 check must fail once the residual, the drafter's distribution or the test is tampered with.
@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 import pytest
 import torch
-from support.chi_square import misfit, total_variation
+from support.chi_square import misfit
 from support.tree_tensors import draft_tree
 from torch import Tensor
 
@@ -22,7 +22,7 @@ from lantern_accel.decoding.draft_test import DraftTest
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.trees import DraftTree
 from lantern_accel.nn.transformer import REFERENCE
-from lantern_accel.strategy.rules import Acceptance, Exact, Lantern, LanternPP
+from lantern_accel.strategy.rules import Exact
 from lantern_accel.strategy.values import Residual
 
 VOCAB = 12
@@ -265,123 +265,3 @@ def test_siblings_in_another_order_than_they_were_drawn_are_found() -> None:
     swapped = dataclasses.replace(step, tree=tree, probs=probs)
     said, _ = continued(world, swapped, Rule(Exact()))
     assert max(misfits(world, said)) > 2 * SOUND
-
-
-# --- relaxed -------------------------------------------------------------------------------------
-
-
-RULES: list[Acceptance] = [Lantern(k=4, delta=0.15), LanternPP(k=4, lam=3.0)]
-
-
-def neighbours(world: World) -> Tensor:
-    distance = world.uniform(VOCAB, VOCAB).fill_diagonal_(2.0)
-    return distance.argsort(-1)[:, :4].int()
-
-
-def relaxed_mass(rule: Acceptance, table: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-    """Return A(x) of every code, and the relaxed distribution [x, y], by the formula."""
-    mass, moved = p.clone(), p.repeat(VOCAB, 1)
-    for x in range(VOCAB):
-        bound = rule.delta if isinstance(rule, Lantern) else (rule.lam - 1) * float(p[x])  # type: ignore[union-attr]
-        total = 0.0
-        for y in table[x].tolist():
-            total += float(p[y])
-            if total > bound:
-                break
-            moved[x, y] = 0.0
-            mass[x] = p[x] + total
-        moved[x, x] = mass[x]
-    return mass, moved
-
-
-def one_draft(x: Tensor, p: Tensor, q: Tensor | None) -> tuple[DraftTree, Tensor]:
-    count = len(x)
-    base = draft_tree([[0, 0]], torch.zeros(1, 2, dtype=torch.int64))
-    tree = DraftTree(
-        tokens=torch.stack((torch.zeros_like(x), x), 1),
-        max_children=(1,),
-        q=None if q is None else q.expand(count, 2, -1),
-        group=None if q is None else torch.zeros(count, 2, dtype=torch.int64),
-        **{name: getattr(base, name).expand(count, *getattr(base, name).shape[1:]) for name in TOPOLOGY},
-    )  # fmt: skip
-    return tree, p.expand(count, 2, -1)
-
-
-@pytest.mark.parametrize("drawn", [True, False])
-@pytest.mark.parametrize("rule", RULES, ids=["lantern", "lantern++"])
-def test_drafts_are_accepted_as_often_as_the_formula_says(rule: Acceptance, drawn: bool) -> None:
-    world = World(seed=3)
-    p, q, table = world.p[0][0], world.q[0][0], neighbours(world)
-    mass, _ = relaxed_mass(rule, table, p)
-    x = REFERENCE.draw(q.expand(IMAGES, -1), world.uniform(IMAGES))
-    tree, probs = one_draft(x, p, q if drawn else None)
-    out = accept_sampling(
-        tree, probs, Rule(rule, "aggregate", table), world.uniform(IMAGES, 1), world.uniform(IMAGES)
-    )
-    chance = (mass / q if drawn else mass).clamp(max=1.0)
-    expected = float((q * torch.where(q > 0, chance, 0.0)).sum())
-    measured = float(out.length.float().mean())
-    assert measured == pytest.approx(expected, abs=5 * (0.25 / IMAGES) ** 0.5)
-    # Relaxation shows: the ordinary test would have accepted less.
-    ordinary = float((q * (torch.where(q > 0, p / q, 0.0) if drawn else p).clamp(max=1.0)).sum())
-    assert expected > ordinary + 0.02
-
-
-def step_distribution(rule: Rule, x: int, p: Tensor) -> tuple[Tensor, float]:
-    """Return what one certain draft x makes of p, and the probability that x was kept.
-
-    The uniforms are a grid, so that the frequencies are exact to the grid's step.
-    """
-    steps = 20_000
-    tree, probs = one_draft(torch.full((steps,), x), p, None)
-    grid = (torch.arange(steps).unsqueeze(1) + 0.5) / steps
-    out = accept_sampling(tree, probs, rule, grid, grid[:, 0])
-    kept = (out.length == 1).double().unsqueeze(1)
-    said = torch.zeros(VOCAB, dtype=torch.float64)
-    said[x] = 1.0
-    after = out.weights.double() / out.weights.double().sum(-1, keepdim=True)
-    return (kept * said + (1 - kept) * after).mean(0), float(kept.mean())
-
-
-@pytest.mark.parametrize("delta", [0.05, 0.15, 0.4])
-def test_one_relaxed_draft_moves_the_output_by_at_most_delta(delta: float) -> None:
-    world = World(seed=3)
-    p, table = world.p[0][0], neighbours(world)
-    rule = Lantern(k=4, delta=delta)
-    mass, relaxed = relaxed_mass(rule, table, p)
-    moved = []
-    for x in range(VOCAB):
-        output, kept = step_distribution(Rule(rule, "aggregate", table), x, p)
-        distance = total_variation(output, p)
-        assert distance <= delta + 2e-4
-        assert distance == pytest.approx(float(mass[x] - p[x]), abs=2e-4)
-        assert kept == pytest.approx(float(mass[x]), abs=2e-4)
-        assert total_variation(output, relaxed[x]) < 2e-4
-        moved.append(distance)
-    assert max(moved) > 0.5 * delta, "the bound is used"
-
-
-def test_the_official_residual_may_move_the_output_by_more_than_delta() -> None:
-    # Why ours is not the default of the official code: it drops k + 1 neighbours, not J.
-    world = World(seed=3)
-    p = world.p[0][0]
-    table = world.uniform(VOCAB, VOCAB).fill_diagonal_(2.0).argsort(-1)[:, :5].int()
-    rule = Rule(Lantern(k=4, delta=0.15), "official", table)
-    distances = [total_variation(step_distribution(rule, x, p)[0], p) for x in range(VOCAB)]
-    assert max(distances) > 0.15 + 0.02
-
-
-@pytest.mark.parametrize("rule", RULES, ids=["lantern", "lantern++"])
-def test_the_price_is_counted_for_every_tried_draft(rule: Acceptance) -> None:
-    world = World(seed=5)
-    p, table = world.p[0][0], neighbours(world)
-    mass, _ = relaxed_mass(rule, table, p)
-    x = torch.arange(VOCAB)
-    tree, probs = one_draft(x, p, None)
-    tests = torch.full((VOCAB, 1), 2.0**-24)
-    out = accept_sampling(tree, probs, Rule(rule, "aggregate", table), tests, torch.rand(VOCAB))
-    assert (out.price[:, 0] - (mass - p)).abs().max() < 1e-6  # min(1, A) - p, kept or not
-    refused = accept_sampling(tree, probs, Rule(rule, "aggregate", table), 1 - tests, tests[:, 0])
-    assert not refused.length.all()
-    assert torch.equal(refused.price, out.price)
-    assert (out.price > 0).any()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from itertools import combinations
 
 import pytest
 import torch
 from support import native
-from support.frozen import BATCHES, FILE, STRATEGIES, Case, cases, drawn, few, made
+from support.frozen import FILE, STRATEGIES, Case, cases, drawn, few, made
 
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plugins import open_backend
@@ -25,17 +24,8 @@ def check(case: Case, ops: TensorOps, *what: str) -> None:
     assert [found[name] for name in what] == [frozen[name] for name in what]
 
 
-def test_cases_are_frozen_and_hold_every_pair() -> None:
+def test_no_frozen_case_is_left_out() -> None:
     assert list(FROZEN) == [case.name for case in EVERY]
-    rows = [(case.family, case.batch, case.greedy) for case in EVERY]
-    for one, two in combinations(range(3), 2):
-        values = [sorted({row[axis] for row in rows}) for axis in (one, two)]
-        assert len({(row[one], row[two]) for row in rows}) == len(values[0]) * len(values[1])
-    for name, strategy in STRATEGIES.items():
-        batches = {(case.batch, case.greedy) for case in EVERY if case.strategy == name}
-        drawn_alone = strategy.tv_budget is not None or strategy.coupling == "maximal"
-        assert {batch for batch, _ in batches} == set(BATCHES)
-        assert {greedy for _, greedy in batches} == ({False} if drawn_alone else {False, True})
 
 
 @pytest.mark.parametrize(

@@ -36,10 +36,8 @@ def test_rows_with_prompts_of_their_own_and_forced_codes(
 ) -> None:
     prompts = [[0, 5, 6, 7, 3], [0, 9, 3]]
     greedy = Sampling(temperature=0, cfg_scale=2.0 if guided else 1.0)
-    plain, c = (
-        tokens_of(decode(prompts, sampling=greedy, newline=newline)),
-        models(newline)[0].config,
-    )
+    plain = tokens_of(decode(prompts, sampling=greedy, newline=newline))
+    c = models(newline)[0].config
     for sampling in (greedy, greedy.model_copy(update={"temperature": 1.0, "top_k": 12})):
         tokens = tokens_of(decode(prompts, named(name), sampling, newline=newline))
         if sampling.greedy:
@@ -74,3 +72,12 @@ def test_windows_as_text() -> None:
         length=32, fresh="uniform"
     )
     assert Strategy.model_validate_json(sjd.model_dump_json()) == sjd
+
+
+def test_rows_of_positions_past_the_image_overwrite_none() -> None:
+    engine = engine_of(tiny_models(0), named("sjd").override(coupling="maximal"), SAMPLED, 2)
+    ring, q, g = engine.source.ring, engine.state.q, engine.geometry
+    places = torch.arange(g.tokens - g.kept, g.tokens + 3).expand(2, -1)  # a whole ring, and more
+    rows = torch.rand(*places.shape, g.vocab)
+    ring.write(q, places, rows)
+    assert torch.equal(ring.read(q, places[:, : g.kept]), rows[:, : g.kept])

@@ -231,11 +231,3 @@ def test_a_wrong_buffer_is_named(name: str, wrong: Tensor, said: str) -> None:
     given = plain()
     with pytest.raises(BackendError, match=said):
         replace(given, buffers=replace(given.buffers, **{name: wrong})).check(torch.int64)
-
-
-def test_a_docstring_explains_every_buffer_of_a_plan() -> None:
-    drafts = plan.NoDrafts, plan.TreeBuffers, plan.StaticTreePlan, plan.WindowPlan
-    for part in (plan.Buffers, *drafts):
-        said = part.__doc__ or ""
-        for name, _ in plan.declared(part):
-            assert f"``{name}" in said or f"``{name.partition('_')[0]}_*``" in said, name

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support.imports import closure, graph, lines, planted
+from support.imports import closure, graph, lines
 
 from lantern_accel.decoding.drafts import DraftSource
 
@@ -28,19 +28,6 @@ MOST_READ = 3162
 def test_a_step_needs_few_lines(what: str) -> None:
     count = lines(closure(ROOTS[what]))
     assert count <= MOST[what], f"{what}: {count} lines, and {MOST[what]} are the most"
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        "def f():\n    from lantern_accel.decoding.engine import Engine",
-        "if TYPE_CHECKING:\n    from .engine import Engine",
-        "import_module('lantern_accel.decoding.engine')",
-    ],
-)
-def test_a_late_import_counts(more: str) -> None:
-    name = f"{HERE}.step"
-    assert lines(closure([name], planted(**{name: more}))) == lines(closure(ROOTS["the engine"]))
 
 
 def section(title: str) -> str:

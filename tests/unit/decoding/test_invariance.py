@@ -33,7 +33,7 @@ from lantern_accel.device import noise, sampling
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.preferences import Preferences
 from lantern_accel.families.registry import families
-from lantern_accel.strategy.sources import AnyKind, DraftLength
+from lantern_accel.strategy.sources import AnyKind
 from lantern_accel.strategy.values import ChainTree, NoTree, Sampling, SelfDrafts, Strategy, Window
 from lantern_accel.testing.tiny import tiny_model
 from lantern_accel.testing.trace import OpRecorder
@@ -43,30 +43,22 @@ PLAIN = Sampling(temperature=0.9, top_k=0, top_p=1.0, cfg_scale=2.0)
 GREEDY = Sampling(temperature=0, cfg_scale=3.0)
 
 
-def draft_lengths(*lengths: int) -> tuple[DraftLength, ...]:
-    return tuple(DraftLength(length=n, cost=1.0, tokens_per_step=1.0) for n in lengths)
-
-
 SOURCES: dict[str, AnyKind] = {
     "vanilla": NoTree(),
     "chain": ChainTree(length=3),
-    "chains that move": ChainTree(length=3, draft_lengths=draft_lengths(1, 2, 4)),
+    "chains that move": ChainTree.over((1, 2, 4)),
     "eagle": LOPSIDED,
     "eagle2": TREES["dynamic"],
     "scd": Window(length=6),
     "scd, recalling nothing": Window(length=6, passes=0),
     "scd, long": Window(length=16),
     "sjd": Window(length=5, fresh="uniform"),
-    "auto": Window(length=8, draft_lengths=draft_lengths(1, 2, 4, 8)),
+    "auto": Window.over((1, 2, 4, 8)),
     "self": SelfDrafts(length=4),
     "self, int4": SelfDrafts(length=7, weights="int4"),
     "self, windows of its own": SelfDrafts(length=6, window=4),
-    "self that moves": SelfDrafts(
-        length=6, weights="int6", draft_lengths=draft_lengths(1, 2, 4, 7)
-    ),
-    "self that moves, windows of its own": SelfDrafts(
-        length=6, window=3, draft_lengths=draft_lengths(1, 3, 7)
-    ),
+    "self that moves": SelfDrafts.over((1, 2, 4, 7), weights="int6"),
+    "self that moves, windows of its own": SelfDrafts.over((1, 3, 7), window=3),
 }
 #: Sources whose length changes from step to step.
 MOVING = [name for name in SOURCES if name == "auto" or "move" in name]

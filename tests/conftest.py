@@ -34,6 +34,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SECONDS",
         help="fail a test without the mark `long` that takes more CPU time of pytest's own process",
     )
+    parser.addoption(
+        "--inputs", type=int, default=0, help="try so many hostile inputs (tests/fuzz)"
+    )
+    parser.addoption("--first-part", type=int, default=0, help="where --inputs begins, in 500s")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -54,7 +54,6 @@ LEFT_OUT = {
     r"^lantern-accel tune": "takes minutes; tests/end_to_end/test_tune.py",
     r"custom_nodes": "needs ComfyUI; tests/end_to_end/test_comfyui.py",
     r"kills|mutants\.py": "takes an hour or the whole machine",
-    r"tests/fuzz": "tests/fuzz/test_fuzz.py tries some inputs",
     r"race_llama|publish": "measures, for which the machine must be idle",
 }  # fmt: skip
 #: What is run with smaller settings: where, and what takes which place ("": it is added).

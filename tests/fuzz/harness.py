@@ -13,6 +13,7 @@ import shutil
 import signal
 import tempfile
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,10 +21,15 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import lantern_accel
 from fuzz.damage import apply_bytes, apply_json, apply_tensors
 from fuzz.words import placed
+from lantern_accel.cli import main
 from lantern_accel.cli.edge import FAULT
-from lantern_accel.errors import EXIT_CODES
+from lantern_accel.device.datasheets import load_profile
+from lantern_accel.errors import EXIT_CODES, LanternError
+from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.training.loop import TrainConfig, load_checkpoint
 
 #: Seconds that one input may take.
 LIMIT = 10.0
@@ -249,8 +255,6 @@ def run_case(case: Case, whole: Path) -> Outcome:
     except Hung:
         kind, told = "hang", err.getvalue()
     except Exception:
-        import traceback
-
         kind, told = "traceback", traceback.format_exc()
     finally:
         (own / "closed").chmod(0o700)
@@ -261,35 +265,29 @@ def run_case(case: Case, whole: Path) -> Outcome:
 # --- what a case is given to ----------------------------------------------------------------------
 
 
-def _command(case: Case, whole: Path, own: Path) -> int:
-    from lantern_accel.cli import main
-
-    return main([placed(word, whole, own) for word in case["words"]])
-
-
-def _call(case: Case, whole: Path, own: Path) -> int:
-    """Call ``generate`` with values of any type."""
-    from lantern_accel.errors import LanternError
-
-    given = {name: _value(value) for name, value in case["given"].items()}
-    prompt = given.pop("prompt", "red heart")
+def _ends(call: Callable[[], object]) -> int:
+    """Return the exit code that a call stands for: 2 where it is refused with one of our errors."""
     try:
-        pipeline = _pipeline(whole)
-        pipeline.generate(prompt, **given)
+        call()
     except LanternError:
         return 2
     return 0
 
 
-_OPEN: dict[Path, Any] = {}
+def _command(case: Case, whole: Path, own: Path) -> int:
+    return main([placed(word, whole, own) for word in case["words"]])
 
 
-def _pipeline(whole: Path) -> Any:
-    import lantern_accel
+def _call(case: Case, whole: Path, own: Path) -> int:
+    """Call ``generate`` with values of any type."""
+    given = {name: _value(value) for name, value in case["given"].items()}
+    prompt = given.pop("prompt", "red heart")
+    return _ends(lambda: _pipeline(whole).generate(prompt, **given))
 
-    if whole not in _OPEN:
-        _OPEN[whole] = lantern_accel.load(whole / "tiny", device="cpu", dtype="float32")
-    return _OPEN[whole]
+
+@functools.cache
+def _pipeline(whole: Path) -> Pipeline:
+    return lantern_accel.load(whole / "tiny", device="cpu", dtype="float32")
 
 
 def _value(value: Any) -> Any:
@@ -308,26 +306,12 @@ def _value(value: Any) -> Any:
 
 def _profile(case: Case, whole: Path, own: Path) -> int:
     """Read a device's TOML."""
-    from lantern_accel.device.datasheets import load_profile
-    from lantern_accel.errors import LanternError
-
-    try:
-        load_profile("profile", own)
-    except LanternError:
-        return 2
-    return 0
+    return _ends(lambda: load_profile("profile", own))
 
 
 def _checkpoint(case: Case, whole: Path, own: Path) -> int:
     """Continue a training checkpoint."""
-    from lantern_accel.errors import LanternError
-    from lantern_accel.training.loop import TrainConfig, load_checkpoint
-
-    try:
-        load_checkpoint(own / "checkpoint.pt", TrainConfig(steps=3))
-    except LanternError:
-        return 2
-    return 0
+    return _ends(lambda: load_checkpoint(own / "checkpoint.pt", TrainConfig(steps=3)))
 
 
 def _entry(case: Case, whole: Path, own: Path) -> int:

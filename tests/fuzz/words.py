@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
-import typing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import typer.main
 from hypothesis import strategies as st
+
+from lantern_accel.cli.app import app
 
 #: Text that has broken programs before; ``{w}`` is the case's own folder, ``{b}`` that of whole files.
 HOSTILE = (
@@ -90,67 +91,30 @@ RIGHT = {
 
 
 @dataclass(frozen=True)
-class Parameter:
-    """One option or argument: what to write before its value, and whether it takes one."""
-
-    name: str
-    word: str
-    flag: bool
-    several: bool
-
-
-@dataclass(frozen=True)
 class Command:
     """One command by the words that name it, and its parameters."""
 
     words: tuple[str, ...]
-    parameters: tuple[Parameter, ...]
-
-
-def _parameter(one: inspect.Parameter) -> Parameter | None:
-    info, annotation = one.default, one.annotation
-    if typing.get_origin(annotation) is typing.Annotated:
-        annotation, info = typing.get_args(annotation)
-    kind = type(info).__name__
-    if kind not in ("OptionInfo", "ArgumentInfo"):
-        return None
-    several = typing.get_origin(annotation) is list
-    if kind == "ArgumentInfo":
-        return Parameter(one.name, "", False, several)
-    # Where no default stands before them, typer keeps the first name in its place.
-    given = [str(word) for word in (info.default, *(info.param_decls or ()))]
-    given = [word for word in given if word.startswith("-")]
-    long = next(
-        (word for word in given if word.startswith("--")), f"--{one.name.replace('_', '-')}"
-    )
-    return Parameter(one.name, long.split("/")[0], annotation is bool, several)
+    parameters: list[Any]
 
 
 def commands() -> list[Command]:
-    """Return every command of ``lantern-accel``."""
-    from lantern_accel.cli.app import app
-
+    """Return every command of ``lantern-accel``, and each group that is a command too."""
     found = []
-
-    def visit(group: Any, words: tuple[str, ...]) -> None:
-        for info in group.registered_commands:
-            signature = inspect.signature(info.callback, eval_str=True)
-            listed = [_parameter(one) for one in signature.parameters.values()]
-            name = info.name or info.callback.__name__.replace("_", "-")
-            found.append(Command((*words, name), tuple(p for p in listed if p is not None)))
-        for info in group.registered_groups:
-            inner = info.typer_instance
-            called = inner.registered_callback
-            if called is not None and info.name != "models":  # lists memory, which takes its time
-                signature = inspect.signature(called.callback, eval_str=True)
-                listed = [_parameter(one) for one in signature.parameters.values()]
-                found.append(
-                    Command((*words, str(info.name)), tuple(p for p in listed if p is not None))
-                )
-            visit(inner, (*words, str(info.name)))
-
-    visit(app, ())
+    groups: list[tuple[Any, tuple[str, ...]]] = [(typer.main.get_command(app), ())]
+    while groups:
+        group, words = groups.pop(0)
+        for name, command in group.commands.items():
+            if command.params and name != "models":  # lists memory, which takes its time
+                found.append(Command((*words, name), command.params))
+            if hasattr(command, "commands"):
+                groups.append((command, (*words, name)))
     return found
+
+
+def word_of(parameter: Any) -> str:
+    """Return an option's long name, which stands before its value; nothing of an argument."""
+    return next((word for word in parameter.opts if word.startswith("--")), "")
 
 
 def value_of(name: str) -> st.SearchStrategy[str]:
@@ -170,29 +134,23 @@ def command_lines(draw: Any, known: list[Command]) -> list[str]:
     """Draw the words of one command; what costs time unless it is named is always small."""
     command = draw(st.sampled_from(known))
     words = list(command.words)
-    chosen = (
-        draw(st.lists(st.sampled_from(command.parameters), max_size=5))
-        if (command.parameters)
-        else []
-    )
+    chosen = draw(st.lists(st.sampled_from(command.parameters), max_size=5))
     given = {one.name for one in chosen}
     usual = {"model": "{b}/tiny", "device": "cpu", "strategy": "vanilla", "output": "{w}/out.png"}
     for one in command.parameters:
-        if not one.word or one.name in given:
-            if not one.word and one.name not in given:
-                words.append(draw(st.sampled_from(RIGHT.get(one.name, ("{w}/none",)))))
+        if one.name in given:
             continue
-        if one.name in usual and draw(st.integers(0, 7)):
+        word = word_of(one)
+        if not word:
+            words.append(draw(st.sampled_from(RIGHT.get(one.name, ("{w}/none",)))))
+        elif one.name in usual and draw(st.integers(0, 7)):
             text = usual[one.name]
             if one.name == "output" and command.words[0] in ("bench", "profile", "stepcost"):
                 text = "{w}/out.json"
-            words += [one.word, text]
+            words += [word, text]
     for one in chosen:
-        if one.flag:
-            words.append(one.word)
-        elif one.word:
-            words += [one.word, draw(value_of(one.name))]
-        else:
+        words += filter(None, [word_of(one)])
+        if one.param_type_name == "argument" or not one.is_flag:
             words.append(draw(value_of(one.name)))
     if draw(st.integers(0, 19)) == 0:
         words.insert(draw(st.integers(0, len(words))), draw(st.sampled_from(HOSTILE)))

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.utils.parametrize import register_parametrization
+from torch.utils.hooks import RemovableHandle
 
 pytest.importorskip("transformers", minversion="5.8")
 
@@ -50,77 +53,36 @@ def layer(model: Any) -> Any:
 # --- values ----------------------------------------------------------------------------------------
 
 
-def loaded(model: Any) -> None:
-    model.load_state_dict(janus(4, grid=3).state_dict())
+def flip(weight: torch.Tensor, dim: int) -> None:
+    weight.data.copy_(weight.data.flip(dim))  # as adapters are merged: no version counts it
 
 
-def assigned(model: Any) -> None:
-    model.load_state_dict(janus(4, grid=3).state_dict(), assign=True)
+def train(weight: nn.Parameter) -> None:
+    weight.requires_grad_(True).grad = torch.randn_like(weight)
+    torch.optim.SGD([weight], lr=1.0).step()
 
 
-def in_place(model: Any) -> None:
-    with torch.no_grad():
-        layer(model).self_attn.k_proj.weight.mul_(-1.0)
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "assigned": lambda m: m.load_state_dict(janus(4, grid=3).state_dict(), assign=True),
+    "one number": lambda m: m.model.generation_head.vision_head.weight.data[7].add_(9.0),
+    "rows": lambda m: flip(layer(m).mlp.gate_proj.weight, 0),
+    "columns": lambda m: flip(layer(m).mlp.up_proj.weight, 1),
+    "trained": lambda m: train(layer(m).mlp.up_proj.weight),
+    "replaced": lambda m: setattr(layer(m).self_attn, "o_proj", nn.Linear(48, 48, bias=False)),
+    "tied": lambda m: setattr(layer(m).mlp.up_proj, "weight", layer(m).mlp.gate_proj.weight),
+    "turned": lambda m: m.model.language_model.rotary_emb.inv_freq.mul_(0.7),
+    "rounded": lambda m: m.to(torch.bfloat16).float(),  # its rotary frequencies too
+}
 
 
-def one_number_by_data(model: Any) -> None:
-    model.model.generation_head.vision_head.weight.data[7] += 9.0
-
-
-def rows_swapped(model: Any) -> None:
-    weight = layer(model).mlp.gate_proj.weight.data
-    weight.copy_(weight.flip(0))
-
-
-def columns_swapped(model: Any) -> None:
-    weight = layer(model).mlp.up_proj.weight.data
-    weight.copy_(weight.flip(1))
-
-
-def merged(model: Any) -> None:
-    weight = layer(model).mlp.down_proj.weight
-    generator = torch.Generator().manual_seed(1)
-    a, b = (torch.randn(n, 2, generator=generator) for n in weight.shape)
-    weight.data += a @ b.t()  # as adapters are merged: no version counts it
-
-
-def trained(model: Any) -> None:
-    weights = [layer(model).mlp.up_proj.weight.requires_grad_(True)]
-    weights[0].grad = torch.randn_like(weights[0])
-    torch.optim.SGD(weights, lr=1.0).step()
-
-
-def replaced(model: Any) -> None:
-    old = layer(model).self_attn.o_proj
-    layer(model).self_attn.o_proj = nn.Linear(*old.weight.shape[::-1], bias=False)
-
-
-def tied(model: Any) -> None:
-    layer(model).mlp.up_proj.weight = layer(model).mlp.gate_proj.weight
-
-
-def turned_otherwise(model: Any) -> None:
-    model.model.language_model.rotary_emb.inv_freq.mul_(0.7)
-
-
-def rounded(model: Any) -> None:
-    model.to(torch.bfloat16).float()  # its rotary frequencies too
-
-
-CHANGES = [
-    loaded, assigned, in_place, one_number_by_data, rows_swapped, columns_swapped, merged, trained,
-    replaced, tied, turned_otherwise, rounded,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_tokens_are_those_of_the_module_as_it_is(model: Any, change: Callable[[Any], None]) -> None:
+@pytest.mark.parametrize("what", CHANGES)
+def test_tokens_are_those_of_the_module_as_it_is(model: Any, what: str) -> None:
     before = ours(model)
     held = accelerated(model, "vanilla").ready()
-    change(model)
+    CHANGES[what](model)
     want = own(model)
     assert torch.equal(ours(model), want)
-    assert not torch.equal(want, before) or change is rounded
+    assert not torch.equal(want, before) or what == "rounded"
     found = accelerated(model, "vanilla").ready()
     assert found is not held and found.model.weights_hash != held.model.weights_hash
     assert accelerated(model, "vanilla").ready() is found  # nothing has changed since
@@ -157,90 +119,6 @@ def test_inference_mode_and_its_tensors(made: bool, first: bool) -> None:
 # --- what computes something else -------------------------------------------------------------------
 
 
-class Scaled(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return 2 * self.inner(x)
-
-
-class Negated(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return -x
-
-
-def wrap(model: Any) -> Callable[[], None]:
-    attention = layer(model).self_attn
-    old = attention.q_proj
-    attention.q_proj = Scaled(old)
-    return lambda: setattr(attention, "q_proj", old)
-
-
-def activate(model: Any) -> Callable[[], None]:
-    mlp = layer(model).mlp
-    old, mlp.act_fn = mlp.act_fn, nn.ReLU()
-    return lambda: setattr(mlp, "act_fn", old)
-
-
-def parametrize(model: Any) -> Callable[[], None]:
-    mlp = layer(model).mlp
-    nn.utils.parametrize.register_parametrization(mlp.up_proj, "weight", Negated())
-    return lambda: nn.utils.parametrize.remove_parametrizations(
-        mlp.up_proj, "weight", leave_parametrized=False
-    )
-
-
-def hook(model: Any) -> Callable[[], None]:
-    return layer(model).mlp.register_forward_hook(lambda *given: 2 * given[-1]).remove
-
-
-def pre_hook(model: Any) -> Callable[[], None]:
-    return layer(model).mlp.down_proj.register_forward_pre_hook(lambda _, x: (2 * x[0],)).remove
-
-
-def global_hook(model: Any) -> Callable[[], None]:
-    return nn.modules.module.register_module_forward_hook(lambda *given: None).remove
-
-
-def own_forward(model: Any) -> Callable[[], None]:
-    norm = model.model.language_model.norm
-    norm.forward = lambda x: 2 * x
-    return lambda: delattr(norm, "forward")
-
-
-def taken_out(model: Any) -> Callable[[], None]:
-    layers = model.model.language_model.layers
-    last = layers[1]
-    del layers[1]
-    return lambda: layers.append(last)
-
-
-def number(model: Any) -> Callable[[], None]:
-    norm = layer(model).input_layernorm
-    old, norm.variance_epsilon = norm.variance_epsilon, 0.5
-    return lambda: setattr(norm, "variance_epsilon", old)
-
-
-def scale(model: Any) -> Callable[[], None]:
-    attention = layer(model).self_attn
-    old, attention.scaling = attention.scaling, 0.01
-    return lambda: setattr(attention, "scaling", old)
-
-
-def method(model: Any) -> Callable[[], None]:
-    usual = model.prepare_embeddings_for_image_generation
-    model.prepare_embeddings_for_image_generation = lambda ids: -2 * usual(ids)
-    return lambda: delattr(model, "prepare_embeddings_for_image_generation")
-
-
-class Linear8bitLt(nn.Linear):
-    """As bitsandbytes has it: the scales are the parameter's, not the module's."""
-
-    __module__ = "bitsandbytes.nn.modules"
-
-
 class QuantLinear(nn.Module):
     """As GPTQ's kernels have it."""
 
@@ -257,12 +135,10 @@ class QuantLinear(nn.Module):
 def test_a_module_that_was_loaded_quantized_is_named(kind: str) -> None:
     made = janus(3, grid=3)
     for path, one in list(made.model.language_model.named_modules()):
-        if path.endswith("_proj"):
-            new: nn.Module = QuantLinear(one)
-            if kind == "bitsandbytes":
-                new = Linear8bitLt(one.in_features, one.out_features, bias=False)
-                new.weight = nn.Parameter(one.weight.to(torch.int8), requires_grad=False)
-            made.model.language_model.set_submodule(path, new)
+        if path.endswith("_proj") and kind == "gptq":
+            made.model.language_model.set_submodule(path, QuantLinear(one))
+        elif path.endswith("_proj"):  # whose scales are the parameter's, not the module's
+            one.weight = nn.Parameter(one.weight.to(torch.int8), requires_grad=False)
     made.config.quantization_config = {"quant_method": kind}
     with pytest.raises(LanternError) as caught:
         ours(accelerate(made, strategy="vanilla"))
@@ -271,35 +147,59 @@ def test_a_module_that_was_loaded_quantized_is_named(kind: str) -> None:
 
 
 PLACE = r"model\.language_model\.layers\.1"
-OTHERS = [
-    (wrap, rf"{PLACE}\.self_attn\.q_proj is a .*Scaled"),
-    (activate, rf"{PLACE}\.mlp\.act_fn is a .*ReLU"),
-    (parametrize, rf"{PLACE}\.mlp\.up_proj is a .*ParametrizedLinear"),
-    (hook, rf"{PLACE}\.mlp has the hook .*lambda"),
-    (pre_hook, rf"{PLACE}\.mlp\.down_proj has the hook"),
-    (global_hook, "every module has the global hook"),
-    (own_forward, r"model\.language_model\.norm has the forward"),
-    (taken_out, rf"{PLACE}.* is absent"),
-    (number, rf"{PLACE}\.input_layernorm has variance_epsilon 0\.5, where .* 1e-06"),
-    (scale, rf"{PLACE}\.self_attn has scaling 0\.01"),
-    (method, r"the module has another prepare_embeddings_for_image_generation\(\)"),
-]
+#: What changes a model, with a handle that undoes it if it is a hook, and how the part is named.
+OTHERS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "activation": (
+        lambda m: setattr(layer(m).mlp, "act_fn", nn.ReLU()), rf"{PLACE}\.mlp\.act_fn is a .*ReLU"
+    ),
+    "parametrization": (
+        lambda m: register_parametrization(layer(m).mlp.up_proj, "weight", nn.Identity()),
+        rf"{PLACE}\.mlp\.up_proj is a .*ParametrizedLinear",
+    ),
+    "hook": (
+        lambda m: layer(m).mlp.register_forward_hook(lambda *given: 2 * given[-1]),
+        rf"{PLACE}\.mlp has the hook .*lambda",
+    ),
+    "pre-hook": (
+        lambda m: layer(m).mlp.down_proj.register_forward_pre_hook(lambda _, x: (2 * x[0],)),
+        rf"{PLACE}\.mlp\.down_proj has the hook",
+    ),
+    "global hook": (
+        lambda m: register_module_forward_hook(lambda *given: None),
+        "every module has the global hook",
+    ),
+    "forward": (
+        lambda m: setattr(m.model.language_model.norm, "forward", lambda x: 2 * x),
+        r"model\.language_model\.norm has the forward",
+    ),
+    "absent": (lambda m: m.model.language_model.layers.pop(1), rf"{PLACE}.* is absent"),
+    "number": (
+        lambda m: setattr(layer(m).input_layernorm, "variance_epsilon", 0.5),
+        rf"{PLACE}\.input_layernorm has variance_epsilon 0\.5, where .* 1e-06",
+    ),
+    "method": (
+        lambda m: setattr(m, "prepare_embeddings_for_image_generation", lambda ids: -2 * ids),
+        r"the module has another prepare_embeddings_for_image_generation\(\)",
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("change", "message"), OTHERS, ids=[one.__name__ for one, _ in OTHERS])
+@pytest.mark.parametrize("what", OTHERS)
 @pytest.mark.parametrize("drawn", [True, False])
-def test_a_part_that_is_not_the_librarys_is_named(
-    change: Callable[[Any], Callable[[], None]], message: str, drawn: bool
-) -> None:
+def test_a_part_that_is_not_the_librarys_is_named(what: str, drawn: bool) -> None:
     model = accelerate(janus(3, grid=3), strategy="vanilla")
     want = own(model)
     if drawn:
         ours(model)
-    back = change(model)
-    with pytest.raises(ModelError, match=rf"{message}.*restore\(\)"):
-        ours(model)
-    back()
-    assert torch.equal(ours(model), want)
+    change, message = OTHERS[what]
+    hook = change(model)
+    try:
+        with pytest.raises(ModelError, match=rf"{message}.*restore\(\)"):
+            ours(model)
+    finally:
+        if isinstance(hook, RemovableHandle):
+            hook.remove()
+            assert torch.equal(ours(model), want)
 
 
 def test_an_adapter_is_named_until_it_is_merged() -> None:
@@ -336,7 +236,7 @@ def test_copies_of_an_accelerated_model_are_models(model: Any) -> None:
     file.seek(0)
     for one in (twin, torch.load(file, weights_only=False)):
         assert torch.equal(ours(one), want)
-        in_place(one)
+        CHANGES["one number"](one)
         assert torch.equal(ours(one), own(one)) and not torch.equal(ours(one), want)
         one.restore()
         assert "generate" not in vars(one)
@@ -355,6 +255,7 @@ def test_glm_image_as_a_callable() -> None:
         model.load_state_dict(glm(seed).state_dict())
         made = model.generate(**asked, custom_generate=decode)
         assert torch.equal(made, model.generate(**asked))
-    hook(model)
-    with pytest.raises(ModelError, match=rf"{PLACE}\.mlp has the hook"):
+    change, message = OTHERS["hook"]
+    change(model)
+    with pytest.raises(ModelError, match=message):
         model.generate(**asked, custom_generate=decode)

@@ -6,13 +6,13 @@ import random
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from lantern_accel.errors import DataError
 from lantern_accel.families.base import Family, Size
+from lantern_accel.families.target import TrunkTarget
 from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.progress import Progress
 from lantern_accel.strategy.values import Sampling
@@ -20,7 +20,6 @@ from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.drafter import (
     DrafterTrainConfig,
     Features,
-    Teacher,
     start_of,
     train_drafter,
 )
@@ -62,12 +61,14 @@ class ModelFeatures:
         self._encoded = encoded or Encoded(pipeline, self.prompts)
         self._kept: dict[tuple[int, bool, int], Tensor] = {}
         self._room = kept_bytes
-        self._taps = {"taps": tuple(taps)} if taps else {}  # which not every family's target has
+        self._taps = tuple(taps)
 
     @cached_property
-    def gpt(self) -> Teacher:
+    def gpt(self) -> TrunkTarget:
         """The target for this size of image; prompts may be of any length."""
-        target: Teacher = self.family.target_for_shape(self.pipeline.model, self._encoded.shape)[0]
+        target: TrunkTarget = self.family.target_for_shape(
+            self.pipeline.model, self._encoded.shape
+        )[0]
         return target
 
     @torch.no_grad()
@@ -80,24 +81,22 @@ class ModelFeatures:
         dropped = [rng.random() < share for _ in range(size)]
         made = self._encoded.of([self.prompts[i] for i in chosen])
         rows = self.family.rows(self.pipeline.model, made, self._sampling)
-        target: Any = self.gpt
         # Each image with its prompt, or without it, as guidance's unconditional branch sees it.
         picks = [i + size * without for i, without in enumerate(dropped)]
         if coupled:
             chosen, picks = chosen * 2, list(range(2 * size))
         condition = rows.condition[picks]
-        mask = rows.mask if target.own_prompts else torch.cat((rows.mask, rows.mask))
+        mask = rows.mask if self.gpt.own_prompts else torch.cat((rows.mask, rows.mask))
         seen = mask[picks] if mask.shape[1] > 1 else None
         codes = self.codes[chosen].to(condition.device)
         # A prompt is as long as the longest of its batch.
         keys = [(i, j >= size, mask.shape[1]) for i, j in zip(chosen, picks, strict=True)]
-        states = self._states(keys, target, condition, codes, seen)
+        states = self._states(keys, condition, codes, seen)
         return Features(codes, states.float(), seen, condition)
 
     def _states(
         self,
         keys: Sequence[tuple[int, bool, int]],
-        target: Any,
         condition: Tensor,
         codes: Tensor,
         mask: Tensor | None,
@@ -112,7 +111,7 @@ class ModelFeatures:
             # A few batch sizes, since some devices compile each.
             rows = (new + new[:1] * len(keys))[: min(1 << (len(new) - 1).bit_length(), len(keys))]
             seen = None if mask is None else mask[rows]
-            made = target.forward_dense(condition[rows], codes[rows, :-1], seen, **self._taps)
+            made = self.gpt.forward_dense(condition[rows], codes[rows, :-1], seen, self._taps)
             for i, row in zip(new, made, strict=False):
                 found[i] = row
                 if keys[i] not in self._kept and row.nbytes <= self._room:

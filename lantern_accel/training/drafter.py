@@ -20,12 +20,12 @@ from torch.nn import functional as F
 
 from lantern_accel.checkpoints.layouts import OWN_CONFIG, OWN_WEIGHTS
 from lantern_accel.checkpoints.weights import Checkpoint, open_checkpoint
-from lantern_accel.decoding.rows import Allowed
 from lantern_accel.device.context import with_gradients
 from lantern_accel.device.packed import dense
 from lantern_accel.device.sampling import guide
 from lantern_accel.errors import DataError
 from lantern_accel.families.base import Family
+from lantern_accel.families.target import TrunkTarget
 from lantern_accel.files import write_json
 from lantern_accel.nn.transformer import Projection
 from lantern_accel.progress import Progress
@@ -89,25 +89,8 @@ class Features:
     condition: Tensor | None = None
 
 
-class Teacher(Protocol):
-    """The part of a frozen target that a drafter's loss reads."""
-
-    @property
-    def config(self) -> Any: ...
-
-    @property
-    def output(self) -> Projection: ...
-
-    @property
-    def head_layers(self) -> tuple[Projection, ...]: ...
-
-    def head(self, features: Tensor) -> Tensor: ...
-
-    def allowed(self) -> Allowed | None: ...
-
-
 @torch.no_grad()
-def head_matrix(gpt: Teacher) -> Tensor:
+def head_matrix(gpt: TrunkTarget) -> Tensor:
     """Return the target's head as float32 ``[V, D]``, in whatever order a backend keeps it."""
     weight = gpt.output.weight
     unit = torch.eye(gpt.config.dim, dtype=weight.dtype, device=weight.device)
@@ -120,14 +103,14 @@ class FrozenHead(nn.Module):
     Heads of several layers (``head_layers``) have a GELU between each two.
     """
 
-    def __init__(self, gpt: Teacher, codes: Tensor | None) -> None:
+    def __init__(self, gpt: TrunkTarget, codes: Tensor | None) -> None:
         super().__init__()
         *first, last = gpt.head_layers
-        self.first = nn.ModuleList(_frozen(layer, gpt) for layer in first)
+        self.first = nn.ModuleList(_frozen(layer) for layer in first)
         weight: Tensor
         bias: Tensor | None = None
         if first:
-            made = _frozen(last, gpt)
+            made = _frozen(last)
             weight, bias = made.weight, made.bias
         else:  # a family may keep more rows than it has codes
             weight = head_matrix(gpt)
@@ -146,7 +129,7 @@ class FrozenHead(nn.Module):
 
 
 @torch.no_grad()
-def _frozen(layer: Projection, gpt: object) -> nn.Linear:
+def _frozen(layer: Projection) -> nn.Linear:
     """Return a projection in float32, in torch's order."""
     weight = layer.weight if layer.packed is None else dense(layer.packed)
     rows, columns = weight.shape
@@ -157,7 +140,7 @@ def _frozen(layer: Projection, gpt: object) -> nn.Linear:
     return made.requires_grad_(False)
 
 
-def free_choices(gpt: Teacher) -> tuple[Tensor | None, Tensor | None]:
+def free_choices(gpt: TrunkTarget) -> tuple[Tensor | None, Tensor | None]:
     """Return where there is something to draft: positions of the loss, and the codes there.
 
     Both int64, ascending; None: all. Position i predicts image token ``i + 1``. Where a model's
@@ -175,7 +158,7 @@ def free_choices(gpt: Teacher) -> tuple[Tensor | None, Tensor | None]:
 class DrafterLoss(nn.Module):
     """The recipe's loss on one batch; also top-1 and top-3 agreement with the target's argmax."""
 
-    def __init__(self, drafter: Any, gpt: Teacher, config: DrafterTrainConfig) -> None:
+    def __init__(self, drafter: Any, gpt: TrunkTarget, config: DrafterTrainConfig) -> None:
         super().__init__()
         self.drafter, self.config = drafter, config
         positions, codes = free_choices(gpt)
@@ -234,7 +217,7 @@ class FeatureSource(Protocol):
     """What a drafter learns from: a frozen target, and batches of its states."""
 
     @property
-    def gpt(self) -> Teacher: ...
+    def gpt(self) -> TrunkTarget: ...
 
     @property
     def family(self) -> Family: ...

@@ -28,25 +28,20 @@ CONTENTS = ("", "{}", "[]", "null", "[" * 20000, "PK\x03\x04", "version https://
 INSERTS = ("0", "{", "\x00", "9" * 5000)
 
 
-def _paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    found = [path] if path else []
-    items = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    )
-    for key, below in items:
-        if isinstance(key, str) or key < 3:
-            found += _paths(below, (*path, key))
+def paths(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return where every value stands within another; of a list only the first three."""
+    found = [at] if at else []
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value[:3])
+        for key, below in items:
+            found += paths(below, (*at, key))
     return found
 
 
 def json_edits(base: Path) -> st.SearchStrategy[list[Any]]:
     """Return edits of a JSON file: where, and what stands there afterwards."""
-    paths = _paths(json.loads(base.read_text(encoding="utf-8")))
-    one = st.tuples(st.sampled_from(paths), st.sampled_from(VALUES)).map(
+    places = paths(json.loads(base.read_text(encoding="utf-8")))
+    one = st.tuples(st.sampled_from(places), st.sampled_from(VALUES)).map(
         lambda pair: [list(pair[0]), pair[1]]
     )
     return st.lists(one, min_size=1, max_size=2)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 from pydantic import ValidationError
 from support.runs import invented_run
 
+from fuzz.damage import apply_json, paths
 from lantern_accel.errors import LanternError
 from lantern_accel.strategy.trees import parse_drafts
 from lantern_accel.strategy.values import DynamicTree, Strategy, named_strategy
@@ -21,46 +20,15 @@ from lantern_accel_profiles.measure.reading import read_file
 WRONG: tuple[Any, ...] = (None, [1, [2]], {"a": []}, "x", -1)
 
 
-def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Give where every value stands; of a list only the first two."""
-    yield at
-    inside = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value[:2])
-        if isinstance(value, list)
-        else ()
-    )
-    for key, held in inside:
-        yield from places(held, (*at, key))
-
-
-@contextlib.contextmanager
-def replaced(value: Any, at: tuple[Any, ...], new: Any) -> Iterator[Any]:
-    """Give the value with another one in it, and put back what stood there."""
-    if not at:
-        yield new
-        return
-    inner = value
-    for key in at[:-1]:
-        inner = inner[key]
-    before, inner[at[-1]] = inner[at[-1]], copy.deepcopy(new)
-    try:
-        yield value
-    finally:
-        inner[at[-1]] = before
-
-
 def sweep(
-    value: Any, read: Callable[[Any], object], refused: type[Exception], each: int = 1
+    base: Path, read: Callable[[str], object], refused: type[Exception], each: int = 1
 ) -> int:
-    """Read the value with each n-th field replaced; return how many were refused."""
+    """Read a JSON file's text with each n-th field replaced; return how many were refused."""
     count = 0
-    for at in list(places(value))[::each]:
+    for at in paths(json.loads(base.read_text()))[::each]:
         for new in WRONG:
             try:
-                with replaced(value, at, new) as wrong:
-                    read(wrong)
+                read(apply_json(base, [(at, new)]))
             except refused:
                 count += 1
             except Exception as error:
@@ -70,19 +38,20 @@ def sweep(
 
 @pytest.mark.parametrize("each", [7, pytest.param(1, marks=pytest.mark.long)])
 def test_a_run_with_any_field_replaced_is_read_or_refused(tmp_path: Path, each: int) -> None:
-    path = tmp_path / "run.json"
+    base, path = tmp_path / "whole.json", tmp_path / "run.json"
+    base.write_text(invented_run(names=("vanilla", "lantern++")).model_dump_json())
 
-    def read(value: Any) -> None:
-        path.write_text(json.dumps(value))
+    def read(text: str) -> None:
+        path.write_text(text)
         read_file(path)
 
-    value = json.loads(invented_run(names=("vanilla", "lantern++")).model_dump_json())
-    assert sweep(value, read, LanternError, each) > 1000 // each
+    assert sweep(base, read, LanternError, each) > 1000 // each
 
 
 @pytest.mark.parametrize("name", ["scd", "eagle2", "lantern", "lantern++"])
-def test_a_strategy_with_any_field_replaced_is_read_or_refused(name: str) -> None:
+def test_a_strategy_with_any_field_replaced_is_read_or_refused(tmp_path: Path, name: str) -> None:
     static = parse_drafts("0,1,2,00")
     known = named_strategy(name, static=static, dynamic=DynamicTree(top_k=3, depth=2, total=9))
-    value = json.loads(known.model_dump_json())
-    assert sweep(value, Strategy.model_validate, ValidationError) > 20
+    base = tmp_path / "strategy.json"
+    base.write_text(known.model_dump_json())
+    assert sweep(base, Strategy.model_validate_json, ValidationError) > 20

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
 
 from lantern_accel.errors import DataError
 from lantern_accel.training.loop import (
@@ -45,19 +44,6 @@ def test_a_wsd_run_holds_its_rate_then_falls() -> None:
     assert rates[100] == pytest.approx(0.0, abs=1e-9)
 
 
-def test_a_checkpoint_restores_state(tmp_path: Path) -> None:
-    config = TrainConfig(steps=10)
-    path = tmp_path / "checkpoint.pt"
-    assert load_checkpoint(path, config) is None
-    state = {"weights": torch.arange(4), "flag": True}
-    save_checkpoint(path, config, step=7, elapsed=1.5, state=state)
-    stored = load_checkpoint(path, config)
-    assert stored is not None
-    assert (stored["step"], stored["elapsed"]) == (7, 1.5)
-    assert torch.equal(stored["state"]["weights"], torch.arange(4))
-    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint.pt"]
-
-
 def test_another_configuration_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.pt"
     save_checkpoint(path, TrainConfig(lr=1e-3), step=1, elapsed=0.0, state={})
@@ -66,26 +52,17 @@ def test_another_configuration_is_refused_by_name(tmp_path: Path) -> None:
     assert load_checkpoint(path, TrainConfig(lr=1e-3, checkpoint_every=5)) is not None
 
 
-def test_a_broken_checkpoint_says_what_to_do(tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint.pt"
-    path.write_bytes(b"PK not a checkpoint")
-    with pytest.raises(DataError, match="delete it to start again"):
-        load_checkpoint(path, TrainConfig())
-
-
-@pytest.mark.parametrize("kind", ["pipe", "loop", "folder", "device"])
-def test_a_checkpoint_that_is_no_file_is_not_waited_for(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["broken", "pipe", "loop", "folder", "device"])
+def test_what_is_no_checkpoint_is_told_with_a_way_out(kind: str, tmp_path: Path) -> None:
+    """A pipe or a device is not waited for."""
     path = tmp_path / "checkpoint.pt"
     if kind == "pipe":
         os.mkfifo(path)
     elif kind == "folder":
         path.mkdir()
+    elif kind == "broken":
+        path.write_bytes(b"PK not a checkpoint")
     else:
         path.symlink_to(path if kind == "loop" else "/dev/zero")
-    with pytest.raises(DataError, match="is not a file; delete it to start again"):
+    with pytest.raises(DataError, match="delete it to start again"):
         load_checkpoint(path, TrainConfig(steps=3))
-
-
-def test_unknown_settings_are_refused() -> None:
-    with pytest.raises(ValueError, match="extra"):
-        TrainConfig.model_validate({"learning_rate": 1.0})

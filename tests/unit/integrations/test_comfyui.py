@@ -14,16 +14,9 @@ import torch
 from support.models import write_tiny_model
 
 import lantern_accel
-from lantern_accel.errors import (
-    DeviceMemoryError,
-    LanternError,
-    ModelError,
-    RequestError,
-    StrategyError,
-)
+from lantern_accel.errors import LanternError, ModelError, RequestError, StrategyError
 from lantern_accel.generation.batch import Batch
 from lantern_accel.generation.settings import Settings
-from lantern_accel.memory import limits
 
 NAME = "lantern_accel.integrations.comfyui"
 
@@ -161,11 +154,6 @@ def test_images_are_those_of_generate(comfy, model, folder, own):
     assert any(one[2] and one[0] < total for one in Bar.said), "no partial image was shown"
 
 
-def test_every_value_of_a_pixel_survives_comfyui():
-    every = torch.arange(256, dtype=torch.uint8)
-    assert np.array_equal((255.0 * (every.float() / 255).numpy()).astype(np.uint8), every.numpy())
-
-
 def test_an_interrupt_ends_before_the_next_step_and_the_model_stays(comfy, model):
     node, loaded = comfy.nodes["LanternGenerateImage"], model.pipeline
     given = {"model": model, "prompt": "red heart", "strategy": "vanilla"}
@@ -231,15 +219,11 @@ def test_an_interrupt_ends_loading(comfy, folder):
     run(comfy.nodes["LanternLoadModel"], folder=folder, device="cpu")[0].detach()
 
 
-@pytest.mark.parametrize(
-    "given", [{"folder": "/nowhere/at/all"}, {"folder": "empty"}, {"device": "toaster"}]
-)
-def test_a_model_or_device_that_is_absent_is_one_sentence(comfy, tmp_path, given):
-    if given.get("folder") == "empty":
-        given = {"folder": str(tmp_path)}
-    with pytest.raises(LanternError) as raised:
-        run(comfy.nodes["LanternLoadModel"], **given)
-    assert "\n" not in str(raised.value)
+def test_an_absent_model_is_one_sentence(comfy, tmp_path):
+    for absent in ("/nowhere/at/all", str(tmp_path)):
+        with pytest.raises(LanternError) as raised:
+            run(comfy.nodes["LanternLoadModel"], folder=absent)
+        assert "\n" not in str(raised.value)
 
 
 def test_an_absent_device_is_told_before_a_model_is_fetched(comfy, monkeypatch):
@@ -247,20 +231,6 @@ def test_an_absent_device_is_told_before_a_model_is_fetched(comfy, monkeypatch):
     monkeypatch.setattr(nodes, "find_model", lambda model: pytest.fail("it was looked for"))
     with pytest.raises(LanternError, match="toaster"):
         run(comfy.nodes["LanternLoadModel"], device="toaster")
-
-
-def test_a_model_that_does_not_fit_is_one_sentence_and_a_smaller_one_loads(
-    comfy, folder, monkeypatch
-):
-    def refuse(backend, *rest):
-        raise DeviceMemoryError(limits.shortage(backend, "the model", 1 << 60, "use another"))
-
-    with monkeypatch.context() as full:
-        full.setattr(limits, "check_weights", refuse)
-        with pytest.raises(DeviceMemoryError) as raised:
-            run(comfy.nodes["LanternLoadModel"], folder=folder, device="cpu")
-    assert "\n" not in str(raised.value)
-    run(comfy.nodes["LanternLoadModel"], folder=folder, device="cpu")[0].detach()
 
 
 def test_a_model_on_the_processor_takes_no_place_on_the_card(comfy, folder, monkeypatch):

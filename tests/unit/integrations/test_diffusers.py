@@ -246,24 +246,13 @@ def test_wrong_arguments_are_refused_before_a_prior_is_drawn(
     assert pipe.vision_language_encoder._lantern_accel.pipeline is None  # nothing was made
 
 
-def test_a_prior_that_changes(pipe: Any) -> None:
-    pipe.vision_language_encoder.generation_config.top_k = 1
+def test_a_prior_in_anothers_place_is_the_one_that_decodes(pipe: Any) -> None:
     accelerate(pipe, strategy="vanilla")
-    size = (32, 32)
-    before = pictures(pipe, PROMPTS[0], size=size)
+    inner, size = pipe.vision_language_encoder, (32, 32)
+    pictures(pipe, PROMPTS[0], size=size)
     other = glm(7)
     other.generation_config.top_k = 1
     want = pictures(glm_pipeline(other, pipe.processor), PROMPTS[0], size=size)
-    inner = pipe.vision_language_encoder
-    kept = {name: p.clone() for name, p in inner.state_dict().items()}
-    inner.load_state_dict(other.state_dict())
-    assert np.array_equal(pictures(pipe, PROMPTS[0], size=size), want)
-    handle = inner.model.language_model.norm.register_forward_hook(lambda *given: None)
-    with pytest.raises(ModelError, match=r"language_model\.norm has the hook"):
-        pictures(pipe, PROMPTS[0], size=size)
-    handle.remove()
-    inner.load_state_dict(kept)
-    assert np.array_equal(pictures(pipe, PROMPTS[0], size=size), before)
     pipe.vision_language_encoder = other
     assert np.array_equal(pictures(pipe, PROMPTS[0], size=size), want)
     pipe.restore()

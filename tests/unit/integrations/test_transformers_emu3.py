@@ -12,7 +12,6 @@ from torch import Tensor
 pytest.importorskip("transformers", minversion="5.8")
 
 from support.chi_square import drawn_fairly
-from support.contexts import CONTEXTS, set_now
 from support.emu3 import said
 from support.hub_models import filled
 
@@ -83,21 +82,6 @@ def test_images_are_its_own(sizes: dict[str, Any], strategy: str) -> None:
     words = model.generate(PROMPTS[:1, :4], **text)
     model.restore()
     assert torch.equal(model.generate(PROMPTS[:1, :4], **text), words)
-
-
-@pytest.mark.parametrize("name", CONTEXTS)
-def test_images_are_its_own_whatever_is_set(name: str) -> None:
-    model = made(3)
-    asked = {
-        "attention_mask": MASK, "prefix_allowed_tokens_fn": grammar(2, 3), "do_sample": False,
-        "max_new_tokens": 40,
-    }  # fmt: skip
-    want = model.generate(PROMPTS, **asked)
-    with CONTEXTS[name]():
-        before = set_now()
-        drawn = accelerate(model, strategy="scd").generate(PROMPTS, **asked)
-        assert set_now() == before
-    assert torch.equal(drawn, want) and vars(model)["_lantern_accel"].last is not None
 
 
 def test_the_language_model_alone() -> None:

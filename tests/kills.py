@@ -66,17 +66,19 @@ def pictures(stem: str) -> Callable[[Path], list[str]]:
     return lambda folder: [digest(path) for path in sorted(folder.glob(f"{stem}-*.png"))]
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """Return what a file holds; nothing where it was not begun."""
+    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return found
+
+
 def samples(name: str) -> Callable[[Path], Finished]:
     """Return what lists the samples of a measurement's file, each with its figures."""
 
     def read(folder: Path) -> Finished:
-        if not (folder / name).is_file():
-            return {}
-        run = json.loads((folder / name).read_text())
-        cells = run.get("cells", [])
         return {
             f"{cell['strategy']['name']} {number}": json.dumps(sample, sort_keys=True)
-            for cell in cells
+            for cell in read_json(folder / name).get("cells", [])
             for number, sample in enumerate(cell["samples"])
         }
 
@@ -87,9 +89,7 @@ def parts(name: str) -> Callable[[Path], Finished]:
     """Return what lists the finished parts of an evaluation."""
 
     def read(folder: Path) -> Finished:
-        if not (folder / name).is_file():
-            return {}
-        found = json.loads((folder / name).read_text())
+        found = read_json(folder / name)
         kept = ("likelihood", "ambiguity", "interchange", "frontier", "distances", "memorisation")
         return {key: json.dumps(found[key]) for key in kept if found.get(key) is not None}
 
@@ -100,7 +100,7 @@ def progress(folder: Path) -> Finished:
     """List what tuning has measured: prompts and timed trees, as counts that never fall."""
     found: Finished = {}
     for path in folder.glob("cache/trees/*.partial"):
-        state = json.loads(path.read_text())
+        state = read_json(path)
         found |= {f"prompt {n}": "" for n in range(state["prompts"])}
         found |= {f"tree {n}": json.dumps(c) for n, c in enumerate(state["costs"])}
     return found
@@ -121,16 +121,11 @@ def checkpoints(stage: str) -> Callable[[Path], Finished]:
     return read
 
 
-def weights(stage: str) -> Callable[[Path], Any]:
-    """Return what tells the weights that a training stage ended with."""
-    return lambda folder: files(f"work/{stage}/*.safetensors")(folder)
-
-
 def counted(name: str) -> Callable[[Path], Any]:
     """Return what of a measurement does not depend on the clock: cells, counts of samples, tokens."""
 
     def read(folder: Path) -> Any:
-        run = json.loads((folder / name).read_text())
+        run = read_json(folder / name)
         rows = [
             [cell["strategy"]["name"], cell["batch"], len(cell["samples"]),
              [[s["seed"], s["tokens"], s["steps"]] for s in cell["samples"]]]
@@ -144,28 +139,18 @@ def counted(name: str) -> Callable[[Path], Any]:
 def tuned(folder: Path) -> Any:
     """Return what of a tuned tree does not depend on the clock: the acceptance that was counted."""
     (path,) = folder.glob("cache/trees/*.json")
-    return json.loads(path.read_text())["rates"]
+    return read_json(path)["rates"]
 
 
 def jobs(model: Path, base: Path) -> Iterator[Job]:
     """Go through every command that takes long."""
     given = ["-d", "cpu", "-m", str(model)]
     draw = ["generate", "red heart", "-n", "16", "-b", "1", "--seed", "3", *given, "-o"]
-    yield Job(
-        "generate",
-        [*draw, "p.png"],
-        files("p-*.png"),
-        pictures("p"),
-        ("--resume",),
-        ([*draw, "q.png"], pictures("q")),
-    )
+    afresh = [*draw, "q.png"], pictures("q")
+    yield Job("generate", [*draw, "p.png"], files("p-*.png"), pictures("p"), ("--resume",), afresh)
     devices = ["--device", "cpu", "--model", str(model)]
-    yield Job(
-        "tune",
-        ["tune", "--strategy", "eagle", "--repeats", "1", *devices],
-        progress,
-        tuned,
-    )
+    tune = ["tune", "--strategy", "eagle", "--repeats", "1", *devices]
+    yield Job("tune", tune, progress, tuned)
     yield Job(
         "profile",
         ["profile", "--quick", "--strategy", "eagle", "--samples", "4", "-o", "run.json",
@@ -183,7 +168,7 @@ def jobs(model: Path, base: Path) -> Iterator[Job]:
         yield Job(
             f"train {stage}",
             [*words, "--config", str(base / f"{stage}.json")],
-            checkpoints(stage), weights(stage),
+            checkpoints(stage), files(f"work/{stage}/*.safetensors"),
         )  # fmt: skip
 
 

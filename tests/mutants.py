@@ -123,18 +123,8 @@ def dies(copy: Path, tests: list[str], seconds: float) -> str:
         "PYTHONPATH": f"{copy}:{copy / 'backends'}:{copy / 'profiles'}",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "-n",
-        "0",
-        "-p",
-        "no:cacheprovider",
-        *tests,
-    ]
+    options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *options, *tests]
     try:
         done = subprocess.run(
             command,

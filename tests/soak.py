@@ -19,15 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-STRATEGIES = (
-    "vanilla",
-    "eagle",
-    "eagle2",
-    "lantern",
-    "lantern++",
-    "sjd",
-    "scd",
-)
+STRATEGIES = ("vanilla", "eagle", "eagle2", "lantern", "lantern++", "sjd", "scd")
 WORDS = ("red", "blue", "heart", "dog", "fish", "face", "sea", "in", "the", "a")
 
 

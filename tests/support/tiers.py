@@ -99,7 +99,6 @@ def leave_products(items: Iterable[pytest.Item]) -> set[pytest.Item]:
         # Cases of one value of a ``parametrize`` have the same object.
         given = [{name: id(v) for name, v in case.callspec.params.items()} for case in cases]
         whole = product.args if product else ()
-        whole = product.args if product else ()
         free = [at for at, case in enumerate(cases) if not case.get_closest_marker("long")]
         some = quick_cases([given[at] for at in free], together, whole) if free else []
         quick = [free[at] for at in some]

@@ -1,4 +1,4 @@
-"""Races: alternate laps, resumed ones, and what a report refuses."""
+"""Races: alternate laps, and resumed ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from racing import Done, Race, Runner, race
 from support.runs import invented_run
 
 from lantern_accel.device.plugins import open_backend
-from lantern_accel.errors import RequestError
 from lantern_accel_profiles.store import resume
 
 
@@ -63,15 +62,3 @@ def test_an_interrupted_race_goes_on(tmp_path: Path) -> None:
     assert [len(one.laps) for one in again.runners] == [3, 3]
     assert 100 - left == 6  # two warm-ups and the four laps that were missing
     assert again.runners[0].laps[0] == stored.runners[0].laps[0]
-
-
-def test_a_report_of_other_settings_or_another_kind_is_refused(tmp_path: Path) -> None:
-    out = tmp_path / "race.json"
-    out.write_text(_report("a").model_dump_json())
-    for given, fragment in (({"size": "XL"}, "'B', not 'XL'"), ({}, "'B', not None; .* -o")):
-        other = _report("a").model_copy(update={"settings": given})
-        with pytest.raises(RequestError, match=fragment):
-            resume(out, other, lambda r: r.settings)
-    out.write_text("{}")
-    with pytest.raises(RequestError, match=r"not a run of `race\.py`"):
-        resume(out, other, lambda r: r.settings, "race.py")

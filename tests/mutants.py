@@ -27,17 +27,13 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "lantern_accel"
 PROFILES = ROOT / "profiles" / "lantern_accel_profiles"
 DECODING = ["tests/unit/decoding", "tests/unit/test_mutants.py", "tests/unit/families/llamagen"]
+RULES = ["tests/unit/test_mutants.py", "tests/unit/profiles/quality/test_pricing.py",
+         "tests/unit/decoding/test_acceptance_oracle.py", "tests/unit/decoding/test_acceptance_golden.py",
+         "tests/unit/decoding/test_exactness.py"]  # fmt: skip
 #: Tests that a file's faults must break, the quickest first; the first name that fits is taken.
 TESTS = {
-    "decoding/accept.py": ["tests/unit/test_mutants.py", "tests/unit/profiles/quality/test_pricing.py",
-                           "tests/unit/decoding/test_acceptance_oracle.py",
-                           "tests/unit/decoding/test_acceptance_golden.py",
-                           "tests/unit/decoding/test_exactness.py"],
-    "decoding/draft_test.py": ["tests/unit/test_mutants.py",
-                         "tests/unit/profiles/quality/test_pricing.py",
-                         "tests/unit/decoding/test_acceptance_oracle.py",
-                         "tests/unit/decoding/test_acceptance_golden.py",
-                         "tests/unit/decoding/test_exactness.py"],
+    "decoding/accept.py": RULES,
+    "decoding/draft_test.py": RULES,
     "quality/pricing.py": ["tests/unit/profiles/quality/test_pricing.py"],
     "decoding/logits.py": ["tests/unit/decoding/test_logits.py", *DECODING],
     "decoding/maximal_coupling.py": ["tests/unit/decoding/test_jacobi.py",

@@ -11,31 +11,13 @@ from torch import overrides
 
 
 @contextmanager
-def default_device(name: str) -> Iterator[None]:
-    torch.set_default_device(name)
+def held(put: Callable[[Any], object], value: object, before: object) -> Iterator[None]:
+    """Set a value of torch, and afterwards what it was before."""
+    put(value)
     try:
         yield
     finally:
-        torch.set_default_device(None)
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-@contextmanager
-def deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
+        put(before)
 
 
 @contextmanager
@@ -55,14 +37,14 @@ CONTEXTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "autocast bfloat16": lambda: torch.autocast("cpu", torch.bfloat16),
     "autocast float16": lambda: torch.autocast("cpu", torch.float16),
     "a block on meta": lambda: torch.device("meta"),
-    "default meta": lambda: default_device("meta"),
-    "default cpu": lambda: default_device("cpu"),
-    "float64": lambda: default_dtype(torch.float64),
-    "bfloat16": lambda: default_dtype(torch.bfloat16),
+    "default meta": lambda: held(torch.set_default_device, "meta", None),
+    "default cpu": lambda: held(torch.set_default_device, "cpu", None),
+    "float64": lambda: held(torch.set_default_dtype, torch.float64, torch.float32),
+    "bfloat16": lambda: held(torch.set_default_dtype, torch.bfloat16, torch.float32),
     "inference": torch.inference_mode,
     "no gradients": torch.no_grad,
     "gradients": torch.enable_grad,
-    "deterministic": deterministic,
+    "deterministic": lambda: held(torch.use_deterministic_algorithms, True, False),
     "everything": everything,
 }
 

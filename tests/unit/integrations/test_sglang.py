@@ -143,14 +143,6 @@ def test_what_is_not_served_goes_the_old_way_with_one_line(
         assert torch.equal(made.prior_token_id, want.prior_token_id)
 
 
-def test_a_module_that_the_engine_moves_is_followed(stage: Any) -> None:
-    before = stage(asked(), ARGS).prior_token_id
-    first = stage.vision_language_encoder._lantern_accel.pipeline
-    stage.vision_language_encoder._apply(torch.clone)  # other tensors, as after a move and back
-    assert torch.equal(stage(asked(), ARGS).prior_token_id, before)
-    assert stage.vision_language_encoder._lantern_accel.pipeline is not first
-
-
 @pytest.mark.parametrize("wrong", ["release", "settings"])
 def test_outside_the_range_nothing_is_hooked(
     kind: Any, wrong: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

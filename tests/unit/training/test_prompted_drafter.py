@@ -31,17 +31,13 @@ from lantern_accel.training.folder import check_named, with_named
 from lantern_accel.training.recording import Encoded, own_images
 
 PROMPTS = ["a red cube", "two cats", "a cube on a sphere", "blue"]
-#: Pictures of a token, under which GLM-Image writes its small grid; of 4 x 3, with the ends of rows.
-SIZES: dict[str, tuple[int, int] | None] = {
-    "janus": None, "glm_image": (32, 32), "emu3": (8, 6),
-}  # fmt: skip
-#: Another size, of several rows.
-OTHERS: dict[str, tuple[int, int] | None] = {
-    "janus": None, "glm_image": (96, 64), "emu3": (12, 8),
-}  # fmt: skip
-WRITERS: dict[str, Callable[..., Path]] = {
-    "janus": write_janus, "glm_image": write_glm_image, "emu3": write_emu3,
-}  # fmt: skip
+#: What writes a model; the size to train on, which is a token under GLM-Image's small grid, or 4 x 3 with
+#: the ends of rows; another of several rows.
+KINDS: dict[str, tuple[Callable[..., Path], tuple[int, int] | None, tuple[int, int] | None]] = {
+    "janus": (write_janus, None, None),
+    "glm_image": (write_glm_image, (32, 32), (96, 64)),
+    "emu3": (write_emu3, (8, 6), (12, 8)),
+}
 CONFIG: dict[str, Any] = {
     "batch_size": 2, "compile": False, "warmup": 1, "evaluate_every": 4, "evaluate_batches": 1,
     "checkpoint_every": 4, "lr": 5e-3, "precision": "float32",
@@ -61,7 +57,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def folder(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return WRITERS[kind](tmp_path_factory.mktemp("models") / kind)
+    return KINDS[kind][0](tmp_path_factory.mktemp("models") / kind)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +68,7 @@ def trained(kind: str, folder: Path, tmp_path_factory: pytest.TempPathFactory) -
     (work / "config.json").write_text(json.dumps({**CONFIG, "n_layer": 2, "taps": [1]}))
     words = ["train", "drafter", "--model", folder, "--prompts", work / "prompts.txt"]
     words += ["--samples", 6, "--steps", 8, "--work", work, "--config", work / "config.json"]
-    size = SIZES[kind]
+    size = KINDS[kind][1]
     words += ["--device", "cpu", *(["--size", "{}x{}".format(*size)] if size else [])]
     assert main([str(word) for word in words]) == 0
     return work / "drafter"
@@ -96,7 +92,7 @@ def test_pictures_to_learn_from_are_those_of_a_request(
     kind: str, folder: Path, tmp_path: Path
 ) -> None:
     """The last batch is filled up, and pixels are left out."""
-    size = SIZES[kind]
+    size = KINDS[kind][1]
     with opened(folder, "none") as pipe:
         codes = own_images(pipe, PROMPTS[:3], 7, Progress(), tmp_path, 2, size)
         for first in (0, 2):
@@ -107,7 +103,7 @@ def test_pictures_to_learn_from_are_those_of_a_request(
 
 def test_drafts_draw_vanillas_tokens(kind: str, folder: Path, trained: Path) -> None:
     """With the model's own sampling, alone and in a batch; greedy ones are checked with tiny models."""
-    given: dict[str, Any] = {"seed": 3, "size": SIZES[kind]}
+    given: dict[str, Any] = {"seed": 3, "size": KINDS[kind][1]}
     with opened(folder, trained) as pipe:
         want = pipe.generate(PROMPTS[:3], strategy="vanilla", **given).tokens
         for strategy, tree, count in (("eagle", "chain:2", 3), ("eagle2", "dynamic:3,1,5", 1)):
@@ -128,7 +124,7 @@ def test_training_brings_the_loss_down(kind: str, folder: Path, tmp_path: Path) 
         {**CONFIG, "steps": 40, "evaluate_every": 20, "checkpoint_every": 20,
          "predicted_share": 0.2, "coupled": kind != "glm_image"}
     )  # fmt: skip
-    size = SIZES[kind]
+    size = KINDS[kind][1]
     with opened(folder, "none") as pipe:
         report = run_model_drafter(
             pipe, settings, tmp_path / "out", TrainDevice(pipe.backend, "float32"),
@@ -154,7 +150,7 @@ def test_the_heads_law_is_the_targets(kind: str, folder: Path) -> None:
 
 def test_states_are_those_of_the_size_that_is_trained_on(kind: str, folder: Path) -> None:
     """Rows of a batch against each prompt alone, without padding, at the positions of their picture."""
-    size = OTHERS[kind]
+    size = KINDS[kind][2]
     with opened(folder, "none") as pipe:
         model = pipe.model
         encoded = Encoded(pipe, PROMPTS, size)

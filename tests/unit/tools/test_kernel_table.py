@@ -7,8 +7,8 @@ import os
 from dataclasses import replace
 from typing import Any
 
+import kernel_table as tool
 import pytest
-from support.tools import tool_module
 
 from lantern_accel_cuda.agreement import KERNELS
 
@@ -19,13 +19,8 @@ needs_triton = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def tool() -> Any:
-    return tool_module("kernel_table")
-
-
 @needs_triton
-def test_the_committed_table_has_every_kernel_and_no_spill(tool: Any) -> None:
+def test_the_committed_table_has_every_kernel_and_no_spill() -> None:
     text = tool.DOCS.read_text(encoding="utf-8")
     lines = text.split(tool.BEGIN)[1].split(tool.END)[0].strip().splitlines()[2:]
     shown = [tuple(cell.strip() for cell in line.split("|")[1:3]) for line in lines]
@@ -55,7 +50,7 @@ BOUNDS = {
 }
 
 
-def within(tool: Any, case: Any, generation: int) -> None:
+def within(case: Any, generation: int) -> None:
     """Check that a kernel spills nothing, repeats nothing, runs on the card and stays within bounds."""
     taken = tool.compiled(case, generation)
     assert tool.sound(case, generation, taken), (case.shape, taken)
@@ -76,22 +71,22 @@ FUNCTIONS = (
 @needs_triton
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("function", FUNCTIONS.split())
-def test_each_kernel_stays_within_its_bounds(tool: Any, function: str) -> None:
-    within(tool, next(one for one in tool.cases() if one.function == f"_{function}"), 86)
+def test_each_kernel_stays_within_its_bounds(function: str) -> None:
+    within(next(one for one in tool.cases() if one.function == f"_{function}"), 86)
 
 
 @needs_triton
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("generation", [86, 90])
-def test_every_shape_stays_within_its_bounds(tool: Any, generation: int) -> None:
+def test_every_shape_stays_within_its_bounds(generation: int) -> None:
     """As the table has it; a quantized product also where one program has all inputs, with a bias."""
     assert {case.function for case in tool.cases()} == {f"_{one}" for one in FUNCTIONS.split()}
     whole = {"WHOLE": True, "BIAS": True}
     for case in tool.cases():
-        within(tool, case, generation)
+        within(case, generation)
         if whole.keys() <= case.constants.keys() and generation == 86:
-            within(tool, replace(case, constants=case.constants | whole), generation)
+            within(replace(case, constants=case.constants | whole), generation)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +100,7 @@ def test_every_shape_stays_within_its_bounds(tool: Any, generation: int) -> None
     ],
 )
 def test_occupancy_by_hand(
-    tool: Any, registers: int, shared: int, warps: int, generation: int, share: float
+    registers: int, shared: int, warps: int, generation: int, share: float
 ) -> None:
     taken = tool.Taken(registers, shared, 0)
     assert tool.occupancy(taken, warps, generation) == pytest.approx(share)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
-import importlib.util
 import json
 import os
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import on_device as tool
 import pytest
+import step_kernels
 from support.runs import invented_run
-from support.tools import tool_module
 
 from lantern_accel.strategy.values import Strategy
 from lantern_accel_profiles.measure.record import StepCell
@@ -21,12 +19,7 @@ from lantern_accel_profiles.measure.record import StepCell
 TOOLS = Path(__file__).parents[3] / "tools"
 
 
-@pytest.fixture(scope="module")
-def tool() -> Any:
-    return tool_module("on_device")
-
-
-def slow_stage(tool, folder: Path, *lines: str, **more: Any) -> Any:
+def slow_stage(folder: Path, *lines: str, **more: Any) -> Any:
     script = folder / "slow.py"
     script.write_text("\n".join(["import signal, sys, time", *lines]))
     return tool.Stage("slow", [], folder / "slow.json", str, script=str(script), **more)
@@ -34,32 +27,32 @@ def slow_stage(tool, folder: Path, *lines: str, **more: Any) -> Any:
 
 @pytest.mark.long
 def test_a_stage_that_takes_too_long_is_interrupted_then_killed(
-    tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = tmp_path / "kept"
     patient = ["try:", "    time.sleep(60)", "finally:", f"    open({str(kept)!r}, 'w').close()"]
-    stage = slow_stage(tool, tmp_path, *patient)
+    stage = slow_stage(tmp_path, *patient)
     works, seconds = tool.run(stage, tmp_path, os.environ, 1.5)
     assert not works and seconds < 30
     assert kept.is_file(), "it could not clean up"
     assert "its time is over" in (tmp_path / "slow.log").read_text()
     monkeypatch.setattr(tool, "PATIENCE", 0.5)
     deaf = ["signal.signal(signal.SIGINT, signal.SIG_IGN)", "time.sleep(60)"]
-    works, seconds = tool.run(slow_stage(tool, tmp_path, *deaf), tmp_path, os.environ, 1.5)
+    works, seconds = tool.run(slow_stage(tmp_path, *deaf), tmp_path, os.environ, 1.5)
     assert not works and seconds < 30
 
 
-def test_what_was_stopped_is_resumed(tool, tmp_path: Path) -> None:
+def test_what_was_stopped_is_resumed(tmp_path: Path) -> None:
     lines = ["print('went', *sys.argv[1:], flush=True)", "open('slow.json', 'w').write('{}')"]
     script = [f"import os; os.chdir({str(tmp_path)!r})", *lines]
     for said in ("went\n", "went --resume\n"):
-        stage = slow_stage(tool, tmp_path, *script, resume="--resume")
+        stage = slow_stage(tmp_path, *script, resume="--resume")
         works, _ = tool.run(stage, tmp_path, os.environ)
         assert works and (tmp_path / "slow.log").read_text() == said
 
 
 def test_what_was_stopped_waits_for_what_has_not_begun(
-    tool, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits: dict[str, float] = {}
 
@@ -85,7 +78,7 @@ def test_what_was_stopped_waits_for_what_has_not_begun(
     assert (entry["works"], entry["stopped"]) == (False, 2)
 
 
-def test_the_tree_is_small_enough_to_travel(tool) -> None:
+def test_the_tree_is_small_enough_to_travel() -> None:
     """64 MiB go to a machine without a network: the tracked files, wheels, and what is measured there."""
     command = ["git", "ls-files", "-z"]
     done = subprocess.run(command, cwd=TOOLS.parent, capture_output=True)
@@ -111,7 +104,7 @@ def _stored(out: Path) -> None:
     (out / "stepcost-llamagen-xl-384.json").write_text(report.model_dump_json())
 
 
-def test_targets_are_met_missed_or_not_measured(tool, tmp_path: Path) -> None:
+def test_targets_are_met_missed_or_not_measured(tmp_path: Path) -> None:
     (tmp_path / "stepcost-llamagen-3b-384.json").write_text("{")  # killed while it was written
     tool.write_report("abacus", tmp_path, {})
     assert "asked of a card" not in (tmp_path / "report.md").read_text()
@@ -131,7 +124,7 @@ def test_targets_are_met_missed_or_not_measured(tool, tmp_path: Path) -> None:
 
 
 def test_the_kernels_of_a_step_are_listed_and_what_is_kept_of_them(
-    tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path / "cache"))
     kept = tmp_path / "cache/kernels"
@@ -143,9 +136,8 @@ def test_the_kernels_of_a_step_are_listed_and_what_is_kept_of_them(
     size.write_text(
         '{"dim": 16, "n_layer": 1, "n_head": 2, "vocab_size": 64, "grid": 6, "prefix_length": 3}'
     )
-    script = importlib.import_module("tools.step_kernels")
     out = tmp_path / "kernels.json"
-    assert script.main([str(size), "--device", "cpu", "--window", "4", "-o", str(out)]) == 0
+    assert step_kernels.main([str(size), "--device", "cpu", "--window", "4", "-o", str(out)]) == 0
     found = json.loads(out.read_text())
     assert [step["step"] for step in found["steps"]] == ["vanilla", "scd"]
     assert all(step["ms"] > 0 and step["kernels"][0]["us"] > 0 for step in found["steps"])

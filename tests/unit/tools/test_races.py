@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import runpy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import publish
 import pytest
-
-TOOLS = Path(__file__).parents[3] / "tools"
+import race_official
 
 
 def test_a_folder_without_the_official_code_is_an_error(
@@ -19,17 +17,13 @@ def test_a_folder_without_the_official_code_is_an_error(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.syspath_prepend(TOOLS)  # as `python tools/race_official.py` has it
-    main = runpy.run_path(str(TOOLS / "race_official.py"))["main"]
-    assert main([str(tmp_path), "--device", "cpu"]) == 2
+    assert race_official.main([str(tmp_path), "--device", "cpu"]) == 2
     assert "give the folder of a clone of" in capsys.readouterr().err
 
 
 def test_what_is_published_is_measured_part_by_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.syspath_prepend(TOOLS)
-    publish = importlib.import_module("publish")
     asked = publish.prompts()
     assert [len(one) for one in asked.values()] == [24, 24]
     assert asked == publish.prompts() and not {*asked["composed"]} & {*asked["training list"]}

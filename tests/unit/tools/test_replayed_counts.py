@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import publish
 import pytest
+import replayed_counts as tool
 import torch
 from support.models import write_tiny_model
 
@@ -24,21 +25,13 @@ from lantern_accel.strategy.values import (
     Window,
 )
 
-TOOLS = Path(__file__).parents[3] / "tools"
-
-
-@pytest.fixture
-def tool(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(TOOLS)  # as `python tools/SCRIPT` has it
-    return importlib.import_module("replayed_counts")
-
 
 @pytest.fixture
 def tiny_model(tmp_path: Path) -> Path:
     return write_tiny_model(tmp_path / "tiny")
 
 
-def test_steps_are_found_by_their_place(tool: Any) -> None:
+def test_steps_are_found_by_their_place() -> None:
     counts = tool.Counts(tokens=10)
     counts.steps["window", 4, 0, 1] = [[(0, 3), (3, 1), (4, 4)]]
     gains = [counts.gain("window", 4, (0, 1), 0, at / 20) for at in range(20)]
@@ -52,7 +45,7 @@ def test_steps_are_found_by_their_place(tool: Any) -> None:
 
 
 def test_another_models_steps_bring_what_was_recorded(
-    tool: Any, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))
     copy = SelfDrafts.over((1, 3, 4), weights="int6", window=2, passes=2)
@@ -92,7 +85,6 @@ def test_another_models_steps_bring_what_was_recorded(
 
 @pytest.mark.parametrize("conditioning", ["text", "class"])
 def test_a_size_is_raced_with_and_without_the_head(
-    tool: Any,
     conditioning: str,
     tiny_model: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -100,7 +92,6 @@ def test_a_size_is_raced_with_and_without_the_head(
 ) -> None:
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(automatic.auto, "LEAST_WEIGHTS", 0)
-    publish = importlib.import_module("publish")
     monkeypatch.setattr(publish, "BATCHES", (1,))
     size = tmp_path / "small.json"
     sizes: dict[str, Any] = {

@@ -7,29 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tools import tool_module
+import run_docs as tool
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
-def tool() -> Any:
-    return tool_module("run_docs")
-
-
-@pytest.fixture(scope="module")
-def found(tool: Any) -> Any:
+def found() -> Any:
     return [one for page in tool.pages() for one in tool.commands(page)]
 
 
-def test_every_reason_is_one_for_some_command(tool: Any, found: Any) -> None:
+def test_every_reason_is_one_for_some_command(found: Any) -> None:
     for pattern, why in tool.LEFT_OUT.items():
         assert any(re.search(pattern, one.text) for one in found), f"{pattern}: {why}"
     for where, what, _ in tool.SMALLER:
         assert any(re.search(where, one.text) and re.search(what, one.text) for one in found), where
 
 
-def test_a_command_is_made_smaller_and_never_another(tool: Any) -> None:
+def test_a_command_is_made_smaller_and_never_another() -> None:
     assert tool.smaller("lantern-accel conform cpu --only static --only decode").split() == (
         ["lantern-accel", "conform", "cpu", "--only", "kv.round_trip"]
     )
@@ -39,7 +34,7 @@ def test_a_command_is_made_smaller_and_never_another(tool: Any) -> None:
 
 
 def test_a_command_that_fails_is_told(
-    tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "page.md"
     page.write_text("```\nlantern-accel devices nowhere\nlantern-accel hardware\n```\n")
@@ -56,8 +51,6 @@ def test_a_command_that_fails_is_told(
 @pytest.mark.parametrize(
     "which", [["--page", "README.md"], ["--sample", "1"]], ids=["first", "rest"]
 )
-def test_the_commands_of_pages_work(
-    tool: Any, which: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_commands_of_pages_work(which: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     code = tool.main(which)
     assert code == 0, capsys.readouterr().out

@@ -53,8 +53,9 @@ def layer(model: Any) -> Any:
 # --- values ----------------------------------------------------------------------------------------
 
 
-def flip(weight: torch.Tensor, dim: int) -> None:
-    weight.data.copy_(weight.data.flip(dim))  # as adapters are merged: no version counts it
+def roll(weight: torch.Tensor, dim: int) -> None:
+    """Move whole words of eight bytes, so that only their places change."""
+    weight.data.copy_(weight.data.roll(2, dim))  # as adapters are merged: no version counts it
 
 
 def train(weight: nn.Parameter) -> None:
@@ -65,8 +66,8 @@ def train(weight: nn.Parameter) -> None:
 CHANGES: dict[str, Callable[[Any], Any]] = {
     "assigned": lambda m: m.load_state_dict(janus(4, grid=3).state_dict(), assign=True),
     "one number": lambda m: m.model.generation_head.vision_head.weight.data[7].add_(9.0),
-    "rows": lambda m: flip(layer(m).mlp.gate_proj.weight, 0),
-    "columns": lambda m: flip(layer(m).mlp.up_proj.weight, 1),
+    "rows": lambda m: roll(layer(m).mlp.gate_proj.weight, 0),
+    "columns": lambda m: roll(layer(m).mlp.up_proj.weight, 1),
     "trained": lambda m: train(layer(m).mlp.up_proj.weight),
     "replaced": lambda m: setattr(layer(m).self_attn, "o_proj", nn.Linear(48, 48, bias=False)),
     "tied": lambda m: setattr(layer(m).mlp.up_proj, "weight", layer(m).mlp.gate_proj.weight),

@@ -32,7 +32,7 @@ class Spec(BackendSpec):
         """Ahead of other devices; never automatic where it would be the software HPU."""
         try:
             return -1 if self.settings.is_software(os.environ) else 30
-        except BackendError:  # the variable cannot be read, which is told where the device is named
+        except BackendError:  # the variable cannot be read: opening the device refuses it
             return -1
 
     @property

@@ -84,6 +84,7 @@ def test_an_add_writes_over_a_buffer_in_the_newer_release_alone(release: str) ->
     assert changed(module, *given) == changed(step, *given)
 
 
+@pytest.mark.product("release", "rewritten")
 @pytest.mark.parametrize("rewritten", [False, True])
 @pytest.mark.parametrize("release", RELEASES)
 def test_every_write_to_a_cache_is_kept_and_made_in_place(release: str, rewritten: bool) -> None:

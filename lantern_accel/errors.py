@@ -133,7 +133,7 @@ class LanternWarning(UserWarning):
 
 
 @contextmanager
-def noted() -> Iterator[list[str]]:
+def collect_warnings() -> Iterator[list[str]]:
     """Collect what warnings of the block say, each once, in place of showing them."""
     found: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
@@ -142,7 +142,7 @@ def noted() -> Iterator[list[str]]:
         found += dict.fromkeys(str(one.message) for one in caught)
 
 
-def shown(value: object, most: int = 80) -> str:
+def show(value: object, most: int = 80) -> str:
     """Return a value for a message: short, and never an error of its own.
 
     Python writes no integer of thousands of digits, and some objects cannot be written at all.
@@ -199,7 +199,7 @@ def what_is_wrong(first: Mapping[str, object], value: str | None = None) -> str:
         text = _BOUNDS[kind].format(plain(next(iter(context.values()))))
     elif word in _TAKES:
         text = f"takes {_TAKES[word]}"
-    return f" {text}, not {value or shown(first['input'])}"
+    return f" {text}, not {value or show(first['input'])}"
 
 
 def plain(number: float) -> str:

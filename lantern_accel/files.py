@@ -28,7 +28,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import platformdirs
 
-from lantern_accel.errors import DiskFullError, LanternWarning, RequestError, shown
+from lantern_accel.errors import DiskFullError, LanternWarning, RequestError, show
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -63,7 +63,7 @@ def cache_dir() -> Path:
     return found if isinstance(found, Path) else _in_its_place(os.environ.get(CACHE), found)
 
 
-def kept_dir(name: str) -> Path | None:
+def persistent_dir(name: str) -> Path | None:
     """Return a folder of the cache that outlives this process; None, without a word, where none does."""
     cache = _try_folder(*_read_variables())
     with contextlib.suppress(OSError):
@@ -192,7 +192,8 @@ def check_name(name: str) -> None:
     """Raise RequestError for a name that a file cannot have on every system."""
     if found := _NOT_IN_NAMES.search(name):
         raise RequestError(
-            f"{shown(name)} names no file on Windows, because of {shown(found[0])}; choose another name"
+            f"{show(name)} names no file on Windows, because of {show(found[0])}; "
+            "choose another name"
         )
 
 
@@ -203,7 +204,7 @@ def check_target(path: Path) -> None:
     """
     try:
         if len(os.fsencode(path.name)) > 255:
-            raise RequestError(f"the name {path.name[:40]}... is longer than 255 bytes; shorten it")
+            raise RequestError(f"the name {path.name[:40]}... is longer than 255 bytes; show it")
         if path.is_dir():
             raise RequestError(f"{path} is a folder; name a file in it")
         if not is_regular(path):  # a device or a pipe, which is written to as it is

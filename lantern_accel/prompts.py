@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lantern_accel.bounds import SEEDS
-from lantern_accel.errors import RequestError, shown
+from lantern_accel.errors import RequestError, show
 from lantern_accel.files import check_name, is_regular, read_json_file, read_lines, read_text_file
 
 #: Keys of a row that hold its prompt, name and seed; the first that is there counts.
@@ -198,8 +198,8 @@ def _wrong(name: str, seed: object) -> str:
         return f"its id {name[:20]!r}... has {len(name)} characters, and {LONGEST_ID} are the most"
     if not _SAFE.fullmatch(name):
         return (
-            f"it has the id {shown(name)}, which names no file; use letters, digits, '.', '_', '-', and "
-            "one of the first two to begin with"
+            f"it has the id {show(name)}, which names no file; use letters, digits, '.', '_', '-', "
+            "and one of the first two to begin with"
         )
     try:
         check_name(name)
@@ -207,4 +207,4 @@ def _wrong(name: str, seed: object) -> str:
         return f"its id {error}"
     if seed is None or (type(seed) is int and 0 <= seed < SEEDS):
         return ""
-    return f"it has the seed {shown(seed)}, and a seed is an integer from 0 to {SEEDS - 1}"
+    return f"it has the seed {show(seed)}, and a seed is an integer from 0 to {SEEDS - 1}"

@@ -36,7 +36,7 @@ def read_json(path: Path, command: str = "lantern-accel profile") -> dict[str, o
     return data
 
 
-def validated(model: type[RecordT], path: Path, data: Mapping[str, object]) -> RecordT:
+def validate_file(model: type[RecordT], path: Path, data: Mapping[str, object]) -> RecordT:
     """Return a file's data as a record; raises RequestError naming the first field that is wrong."""
     try:
         return model.model_validate(data)

@@ -27,14 +27,14 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "lantern_accel"
 PROFILES = ROOT / "profiles" / "lantern_accel_profiles"
 DECODING = ["tests/unit/decoding", "tests/unit/test_mutants.py", "tests/unit/families/llamagen"]
-RULES = ["tests/unit/test_mutants.py", "tests/unit/profiles/quality/test_pricing.py",
+RULES = ["tests/unit/test_mutants.py", "tests/unit/profiles/quality/test_exact_loss.py",
          "tests/unit/decoding/test_acceptance_oracle.py", "tests/unit/decoding/test_acceptance_golden.py",
          "tests/unit/decoding/test_exactness.py"]  # fmt: skip
 #: Tests that a file's faults must break, the quickest first; the first name that fits is taken.
 TESTS = {
     "decoding/accept.py": RULES,
     "decoding/draft_test.py": RULES,
-    "quality/pricing.py": ["tests/unit/profiles/quality/test_pricing.py"],
+    "quality/exact_loss.py": ["tests/unit/profiles/quality/test_exact_loss.py"],
     "decoding/logits.py": ["tests/unit/decoding/test_logits.py", *DECODING],
     "decoding/maximal_coupling.py": ["tests/unit/decoding/test_jacobi.py",
                              "tests/unit/decoding/test_jacobi_exactness.py"],
@@ -43,7 +43,7 @@ TESTS = {
     "measure/": ["tests/unit/profiles/measure", "tests/unit/profiles/report",
                  "tests/unit/test_mutants.py"],
 }  # fmt: skip
-STATISTICS = ("price.py",)
+STATISTICS = ("quality_loss.py",)
 COMPARE: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq,

@@ -59,7 +59,7 @@ def site_text(markdown: str, source: str) -> str:
     """Return the text of the page ``source`` with its links as the site has them."""
     folder = "" if source in FROM_ROOT.values() else f"docs/{source}/.."
 
-    def named(match: re.Match[str]) -> str:
+    def link(match: re.Match[str]) -> str:
         picture, text, target, anchor = match.group(1, 2, 3, 4)
         path = os.path.normpath(os.path.join(folder, target))
         if path in PAGES or path.startswith("docs/"):
@@ -70,7 +70,7 @@ def site_text(markdown: str, source: str) -> str:
             return f"{text} (`{path}`)" if text.strip("`") != path else f"`{path}`"
         return match.group(0)  # a broken link, which the strict build reports
 
-    return LINK.sub(named, markdown)
+    return LINK.sub(link, markdown)
 
 
 def command_reference() -> str:

@@ -29,7 +29,7 @@ PAGES = (
 )
 
 
-def shown(figure: Interval | None, digits: int) -> str:
+def text_of(figure: Interval | None, digits: int) -> str:
     """Return a figure with its interval."""
     if figure is None:
         return "not measured"
@@ -56,11 +56,11 @@ def frontier(report: Evaluation) -> Iterator[str]:
     yield "| setting | tokens per step | TV per token |"
     yield "|---|---|---|"
     for p in report.frontier or []:
-        tokens, moved = shown(p.step_compression, 2), shown(p.total_variation_per_token, 4)
+        tokens, moved = text_of(p.step_compression, 2), text_of(p.total_variation_per_token, 4)
         yield f"| {setting(p)} | {tokens} | {moved if p.strategy.acceptance.relaxed else '0'} |"
 
 
-def named(strategy: Strategy) -> str:
+def name_strategy(strategy: Strategy) -> str:
     """Return a strategy's name, and its rule's settings where it is relaxed."""
     rule = strategy.acceptance
     return f"{strategy.name}, {rule_words(rule)}" if rule.relaxed else strategy.name
@@ -78,11 +78,11 @@ def distances(report: Evaluation) -> Iterator[str]:
     yield f"| strategy | KID x 1000 to exact decoding | p | {power} | equal tokens, greedy |"
     yield "|---|---|---|---|---|"
     for i, row in enumerate(report.distances or []):
-        name = "vanilla, another seed" if i == 0 else named(row.strategy)
+        name = "vanilla, another seed" if i == 0 else name_strategy(row.strategy)
         p = "" if row.p_value is None else f"{row.p_value:.2g}"
         least = "" if row.detectable is None else f"{row.detectable:.1f}"
-        equal = "" if i == 0 else shown(row.greedy_same_tokens, 2)
-        yield f"| {name} | {shown(row.kid, 1)} | {p} | {least} | {equal} |"
+        equal = "" if i == 0 else text_of(row.greedy_same_tokens, 2)
+        yield f"| {name} | {text_of(row.kid, 1)} | {p} | {least} | {equal} |"
 
 
 def rule(report: Evaluation) -> Iterator[str]:

@@ -195,7 +195,7 @@ def _when(data: str) -> str:
     return f"{found.get('date') or DAYS[commit]}, {commit}{age}"
 
 
-def published() -> list[tuple[str, dict[str, Any]]]:
+def read_published() -> list[tuple[str, dict[str, Any]]]:
     """Return the files of machines that publish.py wrote, and what they hold, by their names."""
     files = sorted(PUBLISHED.glob("*.json"))
     return [(path.relative_to(ROOT).as_posix(), _read(str(path))) for path in files]
@@ -247,7 +247,7 @@ class Raced:
         return f"{self.image} | {self.ratio} | {least:.2f}x to {most:.2f}x | {runs} | {tokens:.2f}"
 
 
-def raced(
+def compare_in_run(
     found: dict[str, Any], part: str, cell: tuple[str, bool, int], kinds: Iterable[str]
 ) -> Raced:
     """Return a strategy's figures against plain decoding in the same run, prompt and seed."""
@@ -277,12 +277,12 @@ def _cells(found: dict[str, Any], part: str) -> list[tuple[str, bool, int]]:
 
 
 def _machines() -> Iterator[Row]:
-    for data, found in published():
+    for data, found in read_published():
         for batch in sorted({batch for _, _, batch in _cells(found, "bundled")}):
             cells, prompts = [machine_of(found), str(batch)], []
             for kind in KINDS:
                 plain, auto = (
-                    raced(found, "bundled", (name, True, batch), (kind,))
+                    compare_in_run(found, "bundled", (name, True, batch), (kind,))
                     for name in ("vanilla", "auto")
                 )
                 cells += [plain.image, auto.image, auto.ratio]
@@ -298,10 +298,10 @@ def _machines() -> Iterator[Row]:
 
 
 def _raced(part: str, kinds: tuple[str, ...]) -> Iterator[Row]:
-    for data, found in published():
+    for data, found in read_published():
         for cell in _cells(found, part):
             name, head, batch = cell
-            one = raced(found, part, cell, kinds)
+            one = compare_in_run(found, part, cell, kinds)
             label = f"`{name}`"
             if part == "sized":
                 drafts = f"replayed, with{'' if head else 'out'} draft head"
@@ -314,7 +314,7 @@ def _raced(part: str, kinds: tuple[str, ...]) -> Iterator[Row]:
             yield Row(named, f"{cells} | {_when(data)}", data, PUBLISH, (one.prompts,))
 
 
-def beside(found: dict[str, Any]) -> dict[tuple[str, str], float]:
+def median_seconds(found: dict[str, Any]) -> dict[tuple[str, str], float]:
     """Return median seconds an image by size and program."""
     times: dict[tuple[str, str], list[float]] = {}
     for row in found["rows"]:
@@ -324,8 +324,8 @@ def beside(found: dict[str, Any]) -> dict[tuple[str, str], float]:
 
 
 def _beside() -> Iterator[Row]:
-    for data, found in published():
-        for (size, program), seconds in (times := beside(found)).items():
+    for data, found in read_published():
+        for (size, program), seconds in (times := median_seconds(found)).items():
             ratio = f"{seconds / times[size, 'ours']:.1f}x"
             cells = f"{machine_of(found)} | {SIZES_NAMED[size]} | {PROGRAMS[program]}"
             cells += f" | {seconds:.3g} s | {ratio} | {_when(data)}"
@@ -333,7 +333,7 @@ def _beside() -> Iterator[Row]:
 
 
 def _passes() -> Iterator[Row]:
-    for data, found in published():
+    for data, found in read_published():
         for row in found["rows"]:
             if row["part"].startswith("passes"):
                 label = f"{row['program']}, {row['weights'].replace('full', 'bfloat16')}"
@@ -418,7 +418,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    times = beside(found)
+    times = median_seconds(found)
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 2.6), layout="constrained")
     for axis, (size, part, title) in zip(
         axes,
@@ -440,7 +440,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
                 ("auto", True, "auto here, draft head"),
             ]
         for name, head, label in own:
-            seconds = raced(found, part, (name, head, 1), KINDS).seconds
+            seconds = compare_in_run(found, part, (name, head, 1), KINDS).seconds
             bars[label] = statistics.median(seconds)
         colours = ["#9aa5b1"] * (len(bars) - len(own)) + ["#4c78a8", "#e4572e", "#e4572e"]
         drawn = axis.barh(list(bars), list(bars.values()), color=colours[: len(bars)])
@@ -462,7 +462,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
 
 def chart() -> str:
     """Return the README's line with the chart; "" where no machine is published."""
-    if not published():
+    if not read_published():
         return ""
     return f"![Seconds per image by program](docs/{CHART.name})\n"
 
@@ -483,6 +483,6 @@ if __name__ == "__main__":
     for of in sorted({made.page for made in tables().values()}):
         if (path := ROOT / of).is_file():
             path.write_text(rewritten(of, path.read_text(encoding="utf-8")), encoding="utf-8")
-    if machines := published():
+    if machines := read_published():
         draw(max((found for _, found in machines), key=lambda one: str(one["date"])), CHART)
     OUT.write_text(json.dumps({"figures": figures()}, indent=1) + "\n", encoding="utf-8")

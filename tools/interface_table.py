@@ -44,12 +44,12 @@ def members() -> list[Member]:
     }
     recommended, required = (ast.literal_eval(made[name]) for name in ("RECOMMENDED", "REQUIRED"))
     folders = sorted(path for path in (ROOT / "backends").glob("lantern_accel_*") if path.is_dir())
-    written = {path.name.removeprefix("lantern_accel_"): _written(path) for path in folders}
+    written = {path.name.removeprefix("lantern_accel_"): _list_written(path) for path in folders}
     found, known = list[Member](), set[str]()
     for part, file in PARTS.items():
         tree = _tree(ROOT / "lantern_accel" / "device" / f"{file}.py")
         (node,) = (one for one in _classes(tree) if one.name == part)
-        for name, says in _declared(node):
+        for name, says in _list_declared(node):
             own = part not in APART
             if own and (name in known or name == "__call__"):
                 continue  # protocols repeat what they share
@@ -85,7 +85,7 @@ def plain(text: str) -> str:
     return text.replace("``", "`")
 
 
-def _declared(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+def _list_declared(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
     """Yield the public members of a class with the first sentence of what is said of each."""
     for one, after in zip(node.body, [*node.body[1:], None], strict=True):
         name, text = "_", ""
@@ -107,7 +107,7 @@ def _classes(tree: ast.AST) -> list[ast.ClassDef]:
     return [one for one in ast.walk(tree) if isinstance(one, ast.ClassDef)]
 
 
-def _written(folder: Path) -> dict[str, set[str]]:
+def _list_written(folder: Path) -> dict[str, set[str]]:
     """Return the members that a backend's folder writes, by part of the interface."""
     trees = [_tree(path) for path in folder.rglob("*.py")]
     classes = {one.name: one for tree in trees for one in _classes(tree)}

@@ -38,7 +38,8 @@ REPEATED = {
 
 FLOATS = (
     "logits scale image_scale penalty temperature weights uniforms probs q_rows rule_param best part peak"
-    " bias known seen total bonus_uniform spare price cos sin c_out s_out table places start mid head"
+    " bias known seen total bonus_uniform spare quality_loss cos sin c_out s_out table places start mid"
+    " head"
 )
 INTEGERS = (
     "token kind tokens first_child num_children tests group positions address path length bonus place"
@@ -118,7 +119,7 @@ def _filter(size: int, cut: bool) -> Case:
     return Case("filter", shape, "sampling", "_filter", constants, types, warps)
 
 
-def _rounded(name: str, bits: int, rows: int) -> Case:
+def _rounded_case(name: str, bits: int, rows: int) -> Case:
     from lantern_accel_cuda.kernels import rounded, tiles
 
     number = "*fp32" if bits == 8 else "*bf16"
@@ -176,7 +177,7 @@ def cases() -> list[Case]:
         ),
         *(_filter(size, cut) for size in (8192, CODES, 65536) for cut in (False, True)),
         Case(
-            "draw", f"{codes}, 16 of them", "sampling", "_draw",
+            "draw", f"{codes}, 16 of them", "sampling", "_sample_kernel",
             {"SIZE": CODES, "COUNT": 16, "BLOCK": 512}, {"out": "*i64"},
         ),
         *(
@@ -201,14 +202,15 @@ def cases() -> list[Case]:
                 ("advance", f"{codes}, choosing", "_choose", {"HALF": 512, "KEEP": True}, 4, plain),
                 ("advance", f"{codes}, a window of 16", "_advance", window, 4, plain),
                 ("advance", f"{codes}, drafting", "_fresh", {"HALF": 512}, 4, plain),
-                ("advance", f"{codes}, drafted", "_drafted", {"BLOCK_L": 16, "BLOCK_P": 16}, 4, plain),
+                ("advance", f"{codes}, drafted", "_best_drafts", {"BLOCK_L": 16, "BLOCK_P": 16}, 4,
+                 plain),
                 ("guess", "rank 64", "_logits", {"BLOCK_V": 64, "BLOCK_R": 64, "BLOCK_H": 32}, 4, {}),
                 ("guess", f"{codes}, weighing", "_weigh", {"HALF": 512, "BLOCK_P": 256}, 4, plain),
                 ("guess", f"{codes}, a window of 16", "_settle", settled, 1, {}),
             )
         ),
         *(
-            _rounded(name, bits, rows)
+            _rounded_case(name, bits, rows)
             for name, bits in (("int8", 8), ("int6", 6), ("int4", 4)) for rows in (16, 32, 64, 128)
         ),
         Case(
@@ -247,7 +249,7 @@ def product(code: str, case: Case) -> tuple[int, float, int]:
         if found is None or (begin := int(found[1], 16)) >= end:
             continue
         body = [text for at, text in lines if begin <= at <= end]
-        done = [each for each in map(_multiplied, body) if each]
+        done = [each for each in map(_count_products, body) if each]
         loops.append((sum(done), -len(body), len(done), sum("BAR.SYNC" in text for text in body)))
     if not case.multiplied or not loops:
         return 0, 0.0, 0
@@ -256,7 +258,7 @@ def product(code: str, case: Case) -> tuple[int, float, int]:
     return count, case.warps * warp / case.multiplied, barriers
 
 
-def _multiplied(text: str) -> int:
+def _count_products(text: str) -> int:
     """Return the multiplications of an instruction of the tensor cores, of one warp; 0 of another."""
     if found := re.search(r"\bHMMA\.168(16|8)\.", text):
         return 16 * 8 * int(found[1])
@@ -265,7 +267,7 @@ def _multiplied(text: str) -> int:
     return 0
 
 
-def compiled(case: Case, generation: int) -> Taken:
+def compile_case(case: Case, generation: int) -> Taken:
     """Compile a kernel for a generation of cards (86, 90) and read what it takes."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -333,7 +335,7 @@ def table(kernels: Collection[str] = ()) -> tuple[list[str], bool]:
             continue
         cells = []
         for generation in LIMITS:
-            taken = compiled(case, generation)
+            taken = compile_case(case, generation)
             well = well and sound(case, generation, taken)
             share = f"{occupancy(taken, case.warps, generation):.0%}".replace("%", " %")
             kilo = f"{taken.shared / 1024:.1f}".removesuffix(".0")

@@ -13,7 +13,7 @@ rm -f docs/evaluation/lantern-emoji.json # figures of older code are not continu
 "$PYTHON" tools/lantern-emoji evaluate --model lantern-emoji -o docs/evaluation/lantern-emoji.json
 accel evaluate --model lantern-emoji --grid docs/evaluation/forty.png --seed 0 --dtype float32
 "$PYTHON" tools/evaluation_pages.py docs/evaluation/lantern-emoji.json
-"$PYTHON" tools/readme_pictures.py docs
+"$PYTHON" tools/readme_images.py docs
 
 bench="profiles/bench/$MACHINE-lantern-emoji"
 rm -f "$bench"-float32.json "$bench"-bfloat16.json
@@ -23,14 +23,14 @@ accel bench --batch 1 --repeats 4 --dtype bfloat16 --strategy eagle -o "$bench-b
 "$PYTHON" tools/publish.py
 
 accel tune --dtype float32 --batch 1 -o tune.json
-"$PYTHON" tools/ship_worth.py tune.json profiles/choices/lantern-emoji.json
+"$PYTHON" tools/ship_payoff.py tune.json profiles/choices/lantern-emoji.json
 rm -f cpu-lantern-emoji.json tune.json
 accel profile --device cpu --quick --samples 8 --quality-images 24 -o cpu-lantern-emoji.json
 accel profiles add cpu-lantern-emoji.json --out build/checked --overwrite # only checks it: tests know the name below
 mv cpu-lantern-emoji.json profiles/measured/cpu-lantern-emoji.json
 accel compare profiles/measured/cpu-lantern-emoji.json -o profiles/measured/report.html
 accel compare profiles/measured/cpu-lantern-emoji.json -o profiles/measured/report.md
-"$PYTHON" tools/report_picture.py profiles/measured/report.html docs/report.png
+"$PYTHON" tools/report_image.py profiles/measured/report.html docs/report.png
 
 mkdir -p build
 "$PYTHON" tests/mutants.py --sample 100 --seed 17 --json build/mutants.json

@@ -32,7 +32,7 @@ sys.path[:0] = [one for one in TREE if one not in sys.path]
 
 from tools import on_device_pack as wheels  # noqa: E402
 
-SITES = wheels.unpacked()
+SITES = wheels.unpack_wheels()
 sys.path[:0] = SITES
 
 try:
@@ -44,8 +44,8 @@ try:
     from lantern_accel.errors import BackendError, RequestError, did_you_mean
     from lantern_accel.files import read_toml_file, write_json, write_whole
     from tools.on_device_report import (
-        kept_kernels,
-        kept_lines,
+        stored_kernel_lines,
+        stored_kernels,
         target_lines,
         targets,
         weight_lines,
@@ -141,7 +141,7 @@ def entry_points(site: Path) -> Path:
     return site
 
 
-def shown(stage: Stage, folder: Path, works: bool) -> str:
+def format_stage(stage: Stage, folder: Path, works: bool) -> str:
     """Return what a stage found as text, or why there is none; never raises."""
     text = "" if works else f"failed or stopped: {_last_lines(folder, stage.name)}"
     if not stage.result.is_file():
@@ -162,11 +162,11 @@ def write_report(device: str, folder: Path, entries: dict[str, dict[str, Any]]) 
     """Write ``report.md`` and ``report.json`` from what is there."""
     import lantern_accel
 
-    kept = kept_kernels()
+    kept = stored_kernels()
     variables = {k: v for k, v in sorted(os.environ.items()) if k.startswith(SHOWN)}
     lines = [f"# lantern_accel {lantern_accel.__version__} on `{device}`", ""]
     lines += [f"- `{name}={value}`" for name, value in variables.items()]
-    lines += target_lines(folder) + weight_lines(folder) + kept_lines(kept)
+    lines += target_lines(folder) + weight_lines(folder) + stored_kernel_lines(kept)
     for name, entry in entries.items():
         lines += ["", f"## {name}", "", f"`{entry['command']}`", "", entry["text"]]
     text = "\n".join(lines) + "\n"
@@ -284,7 +284,7 @@ def on_device(
             "works": works,
             "stopped": tried + 1 if late else 0,
             "seconds": took,
-            "text": shown(stage, output, works),
+            "text": format_stage(stage, output, works),
         }
         write_report(device, output, {one: entries[one] for one in names if one in entries})
     say(str(output / "report.md"), label="report", style="bold green")

@@ -74,13 +74,13 @@ def travels(folder: Path = WHEELS) -> int:
     return sum(path.lstat().st_size for path in [*paths, *folder.glob("*.whl")] if path.exists())
 
 
-def unpacked(folder: Path = WHEELS) -> list[str]:
+def unpack_wheels(folder: Path = WHEELS) -> list[str]:
     """Unpack the wheels of packages that are absent or older here; return what to put on the path."""
     found = []
     for wheel in sorted(folder.glob("*.whl")):
         name, version, tags = wheel.stem.split("-", 2)
         fits = re.search(rf"py3|cp{sys.version_info[0]}{sys.version_info[1]}\b|abi3", tags)
-        if not fits or _numbers(_installed(name)) >= _numbers(version):
+        if not fits or _numbers(_installed_version(name)) >= _numbers(version):
             continue
         site = Path(tempfile.gettempdir()) / f"lantern-accel-wheels-{os.getuid()}" / wheel.stem
         if not site.is_dir():
@@ -95,7 +95,7 @@ def unpacked(folder: Path = WHEELS) -> list[str]:
     return found
 
 
-def _installed(name: str) -> str:
+def _installed_version(name: str) -> str:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

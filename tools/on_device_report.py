@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lantern_accel.files import kept_dir
+from lantern_accel.files import persistent_dir
 from lantern_accel.records import markdown_table
 
 #: The share of its floor that a plain step is asked to reach, by size: of most cards, and of those whose
@@ -193,9 +193,9 @@ def target_lines(folder: Path) -> list[str]:
     return title + markdown_table(["size", "step", "figure", "asked", "found"], cells)
 
 
-def kept_kernels() -> dict[str, Any]:
+def stored_kernels() -> dict[str, Any]:
     """Return what a backend keeps of its kernels' checks and times in the cache folder, by file."""
-    folder = kept_dir("kernels")
+    folder = persistent_dir("kernels")
     found = {}
     for path in sorted(folder.glob("*.json")) if folder is not None else ():
         with contextlib.suppress(OSError, ValueError):
@@ -203,7 +203,7 @@ def kept_kernels() -> dict[str, Any]:
     return found
 
 
-def kept_lines(kept: dict[str, Any]) -> list[str]:
+def stored_kernel_lines(kept: dict[str, Any]) -> list[str]:
     """Return what is kept of kernels, as lines; [] where nothing is."""
     blocks = (
         ["", f"`{name}`", "", "```", json.dumps(one, indent=1), "```"] for name, one in kept.items()

@@ -85,7 +85,7 @@ def in_turns(cells: Sequence[Cell], count: int, seeds: Sequence[int], draw: Draw
     return rows
 
 
-def bundled(given: Any, model: str = "lantern-emoji") -> Iterator[dict[str, Any]]:
+def run_bundled(given: Any, model: str = "lantern-emoji") -> Iterator[dict[str, Any]]:
     """Measure whole requests of the bundled model, with its draft head and without."""
     import lantern_accel
     from lantern_accel_profiles.measure.environment import describe
@@ -94,7 +94,7 @@ def bundled(given: Any, model: str = "lantern-emoji") -> Iterator[dict[str, Any]
     with lantern_accel.load(model) as whole, lantern_accel.load(model) as bare:
         bare.model.target.draft_head = None  # as without one
 
-        def draw(cell: Cell, number: int, seed: int) -> tuple[float, float, float]:
+        def generate(cell: Cell, number: int, seed: int) -> tuple[float, float, float]:
             name, head, batch = cell
             stats = (
                 (whole if head else bare)
@@ -106,13 +106,15 @@ def bundled(given: Any, model: str = "lantern-emoji") -> Iterator[dict[str, Any]
             seconds = (stats.seconds.total - stats.seconds.measuring) / batch
             return seconds, stats.step_compression, stats.total_variation_per_token
 
-        for row in in_turns(_cells(STRATEGIES), len(asked), given.seeds, draw):
+        for row in in_turns(_cells(STRATEGIES), len(asked), given.seeds, generate):
             yield row | {"model": "bundled", "prompt": asked[row["prompt"]]}
         environment = describe(whole.backend, whole.dtype)
         yield {"environment": environment.model_dump(mode="json")}
 
 
-def sized(given: Any, model: str = "lantern-emoji", size: str = SIZE) -> Iterator[dict[str, Any]]:
+def run_size(
+    given: Any, model: str = "lantern-emoji", size: str = SIZE
+) -> Iterator[dict[str, Any]]:
     """Measure random weights of a size, whose steps add as many tokens as those of the bundled model."""
     import lantern_accel
 
@@ -125,7 +127,7 @@ def sized(given: Any, model: str = "lantern-emoji", size: str = SIZE) -> Iterato
                 for head, small in ((True, whole), (False, bare))
             }
 
-            def draw(
+            def generate(
                 cell: Cell, number: int, seed: int, made: Any = made
             ) -> tuple[float, float, float]:
                 name, head, batch = cell
@@ -136,7 +138,7 @@ def sized(given: Any, model: str = "lantern-emoji", size: str = SIZE) -> Iterato
                 return seconds / batch, done.step_compression, 0.0
 
             cells = [(name, head, batch) for name, head in STRATEGIES[:3]]
-            for row in in_turns(cells, len(asked), given.seeds[:1], draw):
+            for row in in_turns(cells, len(asked), given.seeds[:1], generate):
                 yield row | {"model": size, "prompt": asked[row["prompt"]]}
             for large, _ in made.values():
                 large.close()
@@ -152,12 +154,12 @@ def _replaying(small: Any, asked: list[str], batch: int, seeds: Sequence[int], s
 
     from lantern_accel.device.plugins import open_backend
     from lantern_accel.families.base import Conditions
-    from lantern_accel.families.random_weights import random_model, sized, with_head
+    from lantern_accel.families.random_weights import manifest_of_size, random_model, with_head
     from lantern_accel.generation.pipeline import Pipeline
 
     backend = open_backend(small.backend.name, {})
     with backend.inference():
-        manifest = sized(size)
+        manifest = manifest_of_size(size)
         if getattr(small.model.target, "draft_head", None) is not None:
             manifest = with_head(manifest)  # its drafts are replayed
         model = random_model(manifest, backend, small.dtype)
@@ -174,7 +176,7 @@ def _replaying(small: Any, asked: list[str], batch: int, seeds: Sequence[int], s
     return large, Replay(large, Recorder(small, asked, batch, seeds))
 
 
-def beside(given: Any, size: str) -> Iterator[dict[str, Any]]:
+def run_others(given: Any, size: str) -> Iterator[dict[str, Any]]:
     """Measure plain decoding in turns with the official sampler and transformers' loop."""
     from race_official import main as race
 
@@ -208,18 +210,20 @@ def passes(given: Any, size: str) -> Iterator[dict[str, Any]]:
     yield from rows(size, given.laps, say)
 
 
-def measured(part: str, given: Any) -> list[dict[str, Any]]:
+def run_part(part: str, given: Any) -> list[dict[str, Any]]:
     """Return the rows of a part."""
     from lantern_accel.device.host_load import HostLoad
 
     name, _, of = part.partition("-")
-    does: Any = {"bundled": bundled, "sized": sized, "beside": beside, "passes": passes}[name]
+    does: Any = {"bundled": run_bundled, "sized": run_size, "beside": run_others, "passes": passes}[
+        name
+    ]
     load = HostLoad()
     found = list(does(given, of) if of else does(given))
     return [*found, {"others": load.share()}]
 
 
-def collected(results: dict[str, list[dict[str, Any]]], given: Any, commit: str) -> dict[str, Any]:
+def collect(results: dict[str, list[dict[str, Any]]], given: Any, commit: str) -> dict[str, Any]:
     """Return the file of a machine from its parts' rows."""
     made: dict[str, Any] = {
         "kind": "lantern_accel.published", "schema_version": 1, "commit": commit,
@@ -259,7 +263,7 @@ def main(words: list[str] | None = None) -> int:
     if asked.part:
         if asked.part == "sized":
             given.prompts = {k: v[:SIZED_PROMPTS] for k, v in given.prompts.items()}
-        write_json(asked.output, measured(asked.part, given))
+        write_json(asked.output, run_part(asked.part, given))
         return 0
     git = ["git", "-C", str(ROOT)]
     commit = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip()
@@ -295,7 +299,7 @@ def main(words: list[str] | None = None) -> int:
     if failed:
         say(f"not measured: {', '.join(failed)}; the same command tries them again")
         return 1
-    made = collected(results, given, commit)
+    made = collect(results, given, commit)
     named = folder if given.quick else PUBLISHED
     out = asked.output or named / f"{device_file(made['environment']['device'])}.json"
     write_whole(out, text_of(made))

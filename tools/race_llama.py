@@ -66,11 +66,11 @@ def theirs(size: str, weights: str, threads: int, repack: bool) -> Callable[[int
 
     global QUIET  # what llama.cpp calls must live as long
     QUIET = lc.llama_log_callback(lambda level, text, data: None)
-    from lantern_accel.families.random_weights import sized
+    from lantern_accel.families.random_weights import manifest_of_size
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.gguf"
-        write(path, sized(f"llamagen-{size}-384").target, FORMATS[weights])
+        write(path, manifest_of_size(f"llamagen-{size}-384").target, FORMATS[weights])
         lc.llama_log_set(QUIET, None)
         lc.llama_backend_init()
         model_params = lc.llama_model_default_params()
@@ -106,12 +106,15 @@ def ours(size: str, weights: str, threads: int, _: bool) -> Callable[[int], floa
     """Return what times a pass of this package in milliseconds, by its rows."""
     from lantern_accel.device.context import inference
     from lantern_accel.device.plugins import open_backend
-    from lantern_accel.families.random_weights import sized
+    from lantern_accel.families.random_weights import manifest_of_size
     from lantern_accel.strategy.values import Sampling
     from lantern_accel_profiles.measure.record import StepCell
     from lantern_accel_profiles.measure.steps import PLAIN, StepTimer, make_model
 
-    backend, manifest = open_backend("cpu", {"threads": threads}), sized(f"llamagen-{size}-384")
+    backend, manifest = (
+        open_backend("cpu", {"threads": threads}),
+        manifest_of_size(f"llamagen-{size}-384"),
+    )
     at = (KNOWN + 0.5) / manifest.target.num_tokens
     with inference(backend):
         model = make_model(backend, manifest, "auto", 1, weights)
@@ -141,7 +144,7 @@ def _serve(pipe: Any, program: str, *of: Any) -> None:
         pipe.send(run(rows))
 
 
-def _started(program: str, *of: Any) -> tuple[Any, Any]:
+def _start(program: str, *of: Any) -> tuple[Any, Any]:
     spawn = multiprocessing.get_context("spawn")
     pipe, end = spawn.Pipe()
     held = spawn.Process(target=_serve, args=(end, program, *of))
@@ -161,11 +164,11 @@ def rows(size: str, laps: int, say: Callable[[str], None]) -> Iterator[dict[str,
     for weights, kind in FORMATS.items():
         of, note = (size, weights, torch.get_num_threads()), ""
         try:
-            their = _started(LLAMA, *of, True)
+            their = _start(LLAMA, *of, True)
         except EOFError:
-            their, note = _started(LLAMA, *of, False), ", not repacked"
+            their, note = _start(LLAMA, *of, False), ", not repacked"
             say("  llama.cpp crashed on weights that it had repacked; measured without")
-        run = {LLAMA: their, OURS: _started(OURS, *of, True)}
+        run = {LLAMA: their, OURS: _start(OURS, *of, True)}
         found: dict[str, dict[int, list[float]]] = {p: {n: [] for n in ROWS} for p in run}
         for lap in range(2 * laps):
             for count in ROWS:

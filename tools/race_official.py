@@ -34,7 +34,7 @@ from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.backend import Backend, dtype_policy
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import LanternError, RequestError
-from lantern_accel.families.keys import LLAMA, recipes_of, renamed
+from lantern_accel.families.keys import LLAMA, recipes_of, rename_keys
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT, llamagen_config
 from lantern_accel.nn.transformer import pack
 from lantern_accel.strategy.values import Sampling, Strategy
@@ -111,7 +111,7 @@ def our_target(
         fill(
             target,
             Checkpoint(held.path, [held]),
-            recipes_of(renamed(held.tensors, LLAMA)),
+            recipes_of(rename_keys(held.tensors, LLAMA)),
             dtype=dtype,
             device=backend.device,
             what=held.path.name,
@@ -294,7 +294,7 @@ def run(given: argparse.Namespace) -> Race:
         return race(
             backend,
             report,
-            {name: partial(_counted, racer) for name, racer in racers.items()},
+            {name: partial(_count, racer) for name, racer in racers.items()},
             repeats=given.repeats,
             warmups=given.warmups,
             out=given.output,
@@ -302,7 +302,7 @@ def run(given: argparse.Namespace) -> Race:
         )
 
 
-def _counted(decode: Callable[[], torch.Tensor]) -> Done:
+def _count(decode: Callable[[], torch.Tensor]) -> Done:
     return {"tokens": decode().numel()}
 
 

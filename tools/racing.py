@@ -75,7 +75,7 @@ class Race(Record):
         return "\n".join(lines)
 
 
-def timed(backend: Backend, run: Callable[[], Done]) -> Lap:
+def time_lap(backend: Backend, run: Callable[[], Done]) -> Lap:
     """Run once between two waits for the device; ``run`` says what it did."""
     with backend.stopwatch() as watch:
         began = time.process_time()
@@ -111,7 +111,7 @@ def race(
         for _ in range(warmups - 1):
             runners[entry.name]()
     for entry in interleave(entries, lambda e: len(e.laps), lambda e: len(e.laps) >= repeats):
-        entry.laps.append(timed(backend, runners[entry.name]))
+        entry.laps.append(time_lap(backend, runners[entry.name]))
         say(f"lap {len(entry.laps)} of {repeats}, {entry.name}: {entry.laps[-1].seconds:.3f} s")
         keep()
     keep()

@@ -134,7 +134,7 @@ def run(command: Command, folder: Path) -> tuple[bool, float, str]:
         words = [sys.executable, "-m", "lantern_accel", *words[1:]]
     elif words[0] == "python":
         words[0] = sys.executable
-    words = [word for one in words for word in _expanded(one, folder)]
+    words = [word for one in words for word in _expand(one, folder)]
     if "generate" in words[:4]:  # another run of the page
         words.append("--resume" if "--prompts" in words else "--overwrite")
     began = time.perf_counter()
@@ -147,7 +147,7 @@ def run(command: Command, folder: Path) -> tuple[bool, float, str]:
     return done.returncode == 0, time.perf_counter() - began, told
 
 
-def _expanded(word: str, folder: Path) -> list[str]:
+def _expand(word: str, folder: Path) -> list[str]:
     if "*" not in word:
         return [word]
     return sorted(str(path.relative_to(folder)) for path in folder.glob(word)) or [word]
@@ -160,7 +160,7 @@ def furnish(folder: Path) -> None:
     (folder / "prompts.jsonl").write_text('{"prompt": "ghost"}\n', encoding="utf-8")
 
 
-def sampled(found: Sequence[Command], count: int, seed: int) -> list[Command]:
+def sample_commands(found: Sequence[Command], count: int, seed: int) -> list[Command]:
     """Return about ``count`` of the commands that are run, over all pages; others by seed.
 
     None goes on with what an earlier command of its page has written.
@@ -189,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.page:
         found = [one for one in found if one.page in given.page]
     if given.sample:
-        found = sampled(found, given.sample, given.seed)
+        found = sample_commands(found, given.sample, given.seed)
     failed = 0
     with tempfile.TemporaryDirectory(prefix="run-docs-") as base:
         for command in found:

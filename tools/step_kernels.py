@@ -59,13 +59,13 @@ def step_kernels(
     from lantern_accel.device.plugins import open_backend
 
     with open_backend(device) as backend:
-        from lantern_accel.families.random_weights import sized
+        from lantern_accel.families.random_weights import manifest_of_size
         from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
         from lantern_accel.strategy.values import named_strategy
         from lantern_accel_profiles.measure.record import StepCell
         from lantern_accel_profiles.measure.steps import PLAIN, StepTimer, make_model, sampling_of
 
-        manifest = sized(size)
+        manifest = manifest_of_size(size)
         windows = named_strategy("scd", static=NAIVE_EXTEND_57, dynamic=EAGLE2_TREE)
         kinds = [
             StepCell(kind="vanilla", strategy=PLAIN, batch=1, nodes=1),

@@ -23,7 +23,7 @@ TERMS = {word: term.replace(r"\s+", " ") for word, term in TABLE if not term.sta
 ANY = re.compile(rf"\b(?:{'|'.join(TERMS)})\b", re.I)
 
 
-def found(path: Path) -> Iterator[str]:
+def find_words(path: Path) -> Iterator[str]:
     """Go through the words that a file has, with their places and terms."""
     whole = path.read_text(encoding="utf-8")
     texts = [(1, whole)]
@@ -41,5 +41,5 @@ def found(path: Path) -> Iterator[str]:
 if __name__ == "__main__":
     every = (file for path in map(Path, sys.argv[1:] or PATHS) for file in (path, *path.rglob("*")))
     kinds = (".py", ".md", ".html", ".j2")
-    lines = [line for file in sorted(every) if file.suffix in kinds for line in found(file)]
+    lines = [line for file in sorted(every) if file.suffix in kinds for line in find_words(file)]
     sys.exit("\n".join(lines) or 0)

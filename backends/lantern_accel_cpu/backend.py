@@ -11,13 +11,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.device import forks, host
-from lantern_accel.device.backend import (
-    Backend,
-    DeviceConditions,
-    DeviceFacts,
-    MemoryUse,
-    Support,
-)
+from lantern_accel.device.backend import Backend, DeviceConditions, DeviceFacts, MemoryUse, Support
 from lantern_accel.device.capture import Replay
 from lantern_accel.device.kv_cache import KVCache, KVLayout
 from lantern_accel.device.packed import Format, Weight

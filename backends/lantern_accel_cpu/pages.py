@@ -39,13 +39,13 @@ LEAST = 1 << 16
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return zeros of a shape: in huge pages where they are many and Linux has such pages."""
     nbytes = torch.Size(shape).numel() * dtype.itemsize
-    piece = _memory(nbytes) if nbytes >= LEAST and wanted() else None
+    piece = _memory(nbytes) if nbytes >= LEAST and should_use() else None
     if piece is None:
         return torch.zeros(shape, dtype=dtype, device="cpu")
     return torch.frombuffer(piece, dtype=dtype).view(shape)
 
 
-def wanted() -> bool:
+def should_use() -> bool:
     """Return whether there are huge pages here, the user has them on, and tensors are real ones."""
     if os.environ.get(VARIABLE) == "0" or not _has_huge_pages():
         return False

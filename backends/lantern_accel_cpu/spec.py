@@ -10,7 +10,7 @@ from lantern_accel.bounds import whole
 from lantern_accel.device import host
 from lantern_accel.device.compiled import keep_torch
 from lantern_accel.device.spec import BackendSpec, Probe
-from lantern_accel.errors import shown
+from lantern_accel.errors import show
 
 if TYPE_CHECKING:
     from lantern_accel.device.backend import Backend
@@ -31,7 +31,7 @@ class Spec(BackendSpec):
     def __init__(self, native: bool = True) -> None:
         self._native = native
 
-    def configured(self, options: Mapping[str, Any]) -> BackendSpec:
+    def configure(self, options: Mapping[str, Any]) -> BackendSpec:
         """Return a spec that knows whether steps will be native."""
         off = str(options.get("native", "auto")) == "off" or str(options.get("compile")) == "on"
         return Spec(native=not off)
@@ -59,7 +59,9 @@ class Spec(BackendSpec):
 
         host.limit_threads()
         threads = host.described_threads(torch.get_num_threads())
-        return Probe.found(f"{cpu_name()}, {threads}, {default_dtype(self._native)}, {describe()}")
+        return Probe.of_devices(
+            f"{cpu_name()}, {threads}, {default_dtype(self._native)}, {describe()}"
+        )
 
     def open(self, index: int, options: Mapping[str, Any]) -> Backend:
         """Open the CPU; option ``threads`` sets torch's thread count until it is closed.
@@ -99,7 +101,7 @@ class Spec(BackendSpec):
             threads = whole(threads) if isinstance(threads, str) else threads
             if not isinstance(threads, int) or not 1 <= threads <= most:
                 raise DeviceRequestError(
-                    f"backend 'cpu' got threads={shown(options['threads'])}; give a number from 1 to "
+                    f"backend 'cpu' got threads={show(options['threads'])}; give a number from 1 to "
                     f"{most}"
                 )
         loaded = None

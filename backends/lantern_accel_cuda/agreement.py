@@ -28,7 +28,7 @@ from lantern_accel.families.random_weights import fill_random
 from lantern_accel.families.registry import family, family_names
 from lantern_accel.nn.neighbours import neighbour_table
 from lantern_accel.nn.rounding import ROUNDINGS
-from lantern_accel.nn.rounding import rounded as round_weights
+from lantern_accel.nn.rounding import round_weight as round_weights
 from lantern_accel.strategy.rules import AcceptanceRule, Exact, Lantern, LanternPP
 from lantern_accel.strategy.trees import SMALL_16, TreeTables
 from lantern_accel.strategy.values import NoTree, Residual, Sampling, Strategy, Window
@@ -201,7 +201,7 @@ def filters(site: Site, sizes: tuple[int, ...] = (1000,)) -> Measured:
     return found
 
 
-def draws(site: Site, sizes: tuple[int, ...] = (1000,)) -> Measured:
+def samples(site: Site, sizes: tuple[int, ...] = (1000,)) -> Measured:
     """Compare draws without replacement with the reference's, and with themselves."""
     from lantern_accel_cuda.kernels import sampling
 
@@ -209,8 +209,8 @@ def draws(site: Site, sizes: tuple[int, ...] = (1000,)) -> Measured:
     for size in sizes:
         weights = (4 * site.numbers(size, 6, size)).softmax(-1)
         u = site.uniforms(size, 6, 8)
-        theirs = reference.draw(weights, u)
-        ours, again = (sampling.draw(weights, u, torch.int64) for _ in range(2))
+        theirs = reference.sample(weights, u)
+        ours, again = (sampling.sample_codes(weights, u, torch.int64) for _ in range(2))
         assert ours is not None and again is not None
         if not torch.equal(ours, again):
             raise Failed(f"draws from the same {size} weights differ from call to call")
@@ -260,7 +260,7 @@ def walks(
     seen = logits.gather(1, inner.unsqueeze(-1).expand(-1, -1, size))
     q = (seen + site.numbers(1, *seen.shape)).softmax(-1)
     widest = max(tables.max_children)
-    picks = reference.draw(q, site.uniforms(1, *q.shape[:-1], widest))
+    picks = reference.sample(q, site.uniforms(1, *q.shape[:-1], widest))
     group = topology["group"].gather(1, topology["parent"])
     ids = torch.arange(tables.nodes, device=device)
     nth = (ids - topology["first_child"].gather(1, topology["parent"])).clamp(min=0)
@@ -298,7 +298,7 @@ def walks(
 MATRICES = ((200, 136), (72, 1088))
 
 
-def rounded(site: Site, rows: tuple[int, int] = (1, 33)) -> Measured:
+def quantized_matmuls(site: Site, rows: tuple[int, int] = (1, 33)) -> Measured:
     """Compare matmuls with quantized weights: each matrix with each number of rows or a bias.
 
     Not every combination: each of them is compiled, and an image waits for that.
@@ -307,7 +307,7 @@ def rounded(site: Site, rows: tuple[int, int] = (1, 33)) -> Measured:
     for dtype in site.dtypes:
         for name in ROUNDINGS:
             for shape, count, biased in ((MATRICES[0], few, True), (MATRICES[1], many, False)):
-                found, _ = _multiplied(site, name, shape, count, dtype, biased, tiled=False)
+                found, _ = _compare_product(site, name, shape, count, dtype, biased, tiled=False)
     return found
 
 
@@ -319,9 +319,9 @@ def tiles(site: Site, rows: tuple[int, int] = (33, 100)) -> Measured:
     for dtype in (one for one in site.dtypes if one in DTYPES):
         for name, how in ROUNDINGS.items():
             biased = how.bits == 4
-            found, part = _multiplied(site, name, MATRICES[not biased], some, dtype, biased)
+            found, part = _compare_product(site, name, MATRICES[not biased], some, dtype, biased)
             if how.bits == 8:
-                found, whole = _multiplied(site, name, MATRICES[1], many, dtype)
+                found, whole = _compare_product(site, name, MATRICES[1], many, dtype)
                 if not torch.equal(part, whole[:some]):
                     raise Failed(
                         f"{name}: a row's matmul among {some} rows is another among {many}"
@@ -329,7 +329,7 @@ def tiles(site: Site, rows: tuple[int, int] = (33, 100)) -> Measured:
     return found
 
 
-def _multiplied(
+def _compare_product(
     site: Site, name: str, shape: tuple[int, int], count: int, dtype: torch.dtype,
     biased: bool = False, tiled: bool = True,
 ) -> tuple[Measured, Tensor]:  # fmt: skip
@@ -502,9 +502,9 @@ def guesses(site: Site, passes: int = 3, codes: int = CODES) -> Measured:
         logits = _likely(rows, place, x)
         features = site.numbers(number, plan.sizes.rows, x.shape[1], plan.source.feature.shape[1])
         want = _by_operators(engine, x, logits, features)
-        noted, length = made.noted(), state.length.clone()
+        noted, length = made.changed_buffers(), state.length.clone()
         after(reference.filter(logits, plan.filter))
-        made(noted, source.guided(features, length))
+        made(noted, source.guide_states(features, length))
         for name, value in _changes(engine).items():
             if name == "tokens":
                 at = torch.arange(value.shape[1] - 1, device=site.device)
@@ -546,11 +546,11 @@ def _model(ops: TensorOps, codes: int) -> tiny.TinyModel:
     }
     generator = torch.Generator().manual_seed(11)
 
-    def draw(path: str, shape: torch.Size) -> Tensor:
+    def random_tensor(path: str, shape: torch.Size) -> Tensor:
         drawn: Tensor = torch.randn(shape, generator=generator) * shape[-1] ** -0.5
         return drawn.to(ops.device)
 
-    return fill_random(manifest.model_copy(update=parts), ops, ops.device, draw)
+    return fill_random(manifest.model_copy(update=parts), ops, ops.device, random_tensor)
 
 
 def _engine(ops: TensorOps, drafts: NoTree | Window, images: int = 2, codes: int = CODES) -> Any:
@@ -600,10 +600,10 @@ KERNELS: Mapping[str, Callable[[Site], Measured]] = {
     "rotate_write": rotate_write,
     "guide": guide,
     "filter": filters,
-    "draw": draws,
+    "draw": samples,
     "race": race,
     "accept": walks,
-    "rounded": rounded,
+    "rounded": quantized_matmuls,
     "tiles": tiles,
     "few": few,
     "enter": enter,

@@ -179,10 +179,12 @@ class DeviceBackend(Backend):
     @cached_property
     def choices(self) -> Choices:
         """What serves each product of few rows here."""
-        from lantern_accel_cuda.choosing import Choices, measured
+        from lantern_accel_cuda.choosing import Choices, time_stage
 
         exact = self.options.preset == "exact"
-        return Choices(self._key(), partial(measured, self.site, self._recorder, not exact), exact)
+        return Choices(
+            self._key(), partial(time_stage, self.site, self._recorder, not exact), exact
+        )
 
     def serves_few(self, x: Tensor) -> bool:
         """Return whether the kernels of few rows serve ``x [R, T, D]``, with those between them."""
@@ -350,7 +352,7 @@ class DeviceBackend(Backend):
         # Asked in this order: a plan without a kernel checks none.
         if not self.options.fused:
             return Refused("the option fused=off")
-        if why := steps.refused(plan):
+        if why := steps.explain_refusal(plan):
             return Refused(why)
         needed, dtype = ["advance"], None
         if plan.target is not None:
@@ -402,18 +404,18 @@ class DeviceBackend(Backend):
                 return found
         return super().filter(logits, given)
 
-    def draw(self, weights: Tensor, uniforms: Tensor, sums: Tensor | None = None) -> Tensor:
+    def sample(self, weights: Tensor, uniforms: Tensor, sums: Tensor | None = None) -> Tensor:
         """Draw by inverse CDF, codes of the shape of ``uniforms`` from weights ``[..., V]``."""
         if self.uses("draw"):
             from lantern_accel_cuda.kernels import sampling
 
             alone = uniforms.dim() < weights.dim()
-            found = sampling.draw(
+            found = sampling.sample_codes(
                 weights, uniforms.unsqueeze(-1) if alone else uniforms, self.index
             )
             if found is not None:
                 return found.squeeze(-1) if alone else found
-        return super().draw(weights, uniforms, sums)
+        return super().sample(weights, uniforms, sums)
 
     def race(
         self, weights: Tensor, keys: Tensor, positions: Tensor, count: int | None = None
@@ -465,19 +467,19 @@ class DeviceBackend(Backend):
             driver=self._card.driver(),
             sdk=f"ROCm {torch.version.hip}" if is_amd else f"CUDA {torch.version.cuda}",
             notes=(chosen,),
-            readings=(*self._card.notes(), *self._kept()),
+            readings=(*self._card.notes(), *self._describe_stored()),
         )
 
-    def _kept(self) -> list[str]:
+    def _describe_stored(self) -> list[str]:
         """Return what is kept of this GPU's kernels, in lines: their checks, and products' times."""
         if not (self.options.fused and isinstance(self.trust, Trust)):
             return []
         from lantern_accel_cuda import choosing
 
-        checks = self.trust.kept()
+        checks = self.trust.list_verdicts()
         out = [f"{name} ({said})" for name, said in sorted(checks.items()) if said != PASSED]
         head = f"kernels: {len(checks) - len(out)} agree, left out: {', '.join(out) or 'none'}"
-        products = self.choices.kept()
+        products = self.choices.list_times()
         return [head, *choosing.lines(products)] if checks else []
 
     def compute_dtypes(self) -> tuple[torch.dtype, ...]:

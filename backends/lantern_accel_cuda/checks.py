@@ -92,7 +92,7 @@ def no_allocation(backend: _Backend) -> Measured:
     return Measured(f"no allocation in {REPLAYS} replays of {len(STRATEGIES)} strategies")
 
 
-def released(backend: _Backend) -> Measured:
+def repeated_captures(backend: _Backend) -> Measured:
     """Capture and release again and again: the memory in use comes back."""
     engine = tiny.tiny_engine(backend, "lantern++")
 
@@ -112,7 +112,7 @@ def released(backend: _Backend) -> Measured:
 def sampling(site: agreement.Site) -> Measured:
     """Compare filters, draws, races and walks on rows as long as a codebook, for many images."""
     agreement.filters(site, (1000, 16384))
-    agreement.draws(site, (1000, 16384))
+    agreement.samples(site, (1000, 16384))
     agreement.race(site, (1000, 16384))
     return agreement.walks(site, 4096, agreement.IMAGES)
 
@@ -129,7 +129,7 @@ def _by_triton(compare: Callable[[agreement.Site], Measured]) -> Callable[[_Back
 CHECKS: dict[str, Callable[[_Backend], Measured]] = {
     "gpu.no_host_read": no_host_read,
     "gpu.no_allocation": no_allocation,
-    "gpu.released": released,
+    "gpu.released": repeated_captures,
     "gpu.sampling_kernels": _by_triton(sampling),
     **{f"gpu.kernel_{name}": _by_triton(one) for name, one in agreement.KERNELS.items()},
 }

@@ -26,7 +26,7 @@ from lantern_accel.errors import (
     DeviceMemoryError,
     NotCapturableError,
 )
-from lantern_accel.files import kept_dir, read_record, write_record
+from lantern_accel.files import persistent_dir, read_record, write_record
 from lantern_accel_cuda.faults import by_kernel, explained, is_lost
 from lantern_accel_cuda.handles import event
 from lantern_accel_cuda.trust import alone
@@ -61,7 +61,7 @@ class Choices:
     def __init__(self, key: Mapping[str, str], measure: Measure, exact: bool = False) -> None:
         whole = {**key, "preset": "exact"} if exact else dict(key)
         digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
-        folder = kept_dir("kernels")
+        folder = persistent_dir("kernels")
         self.path = None if folder is None else folder / f"{digest}.products.json"
         self._measure, self._exact = measure, exact
         self._known: dict[str, dict[int, int | None]] = {}
@@ -75,13 +75,13 @@ class Choices:
         """
         name = f"{stage} {outputs}x{inputs} {str(dtype).removeprefix('torch.')}"
         if name not in self._known:
-            self._known[name] = self._chosen(name, stage, outputs, inputs, dtype)
+            self._known[name] = self._choose(name, stage, outputs, inputs, dtype)
         return self._known[name][next(most for most in ROWS if rows <= most)]
 
-    def _chosen(
+    def _choose(
         self, name: str, stage: str, outputs: int, inputs: int, dtype: torch.dtype
     ) -> dict[int, int | None]:
-        if (times := self.kept().get(name)) is None:
+        if (times := self.list_times().get(name)) is None:
             try:
                 times = self._measure(stage, outputs, inputs, dtype)
             except (NotCapturableError, DeviceMemoryError):
@@ -102,7 +102,7 @@ class Choices:
         best = {most: min(times[str(most)], key=times[str(most)].__getitem__) for most in ROWS}
         return {most: None if one == TORCH else int(one) for most, one in best.items()}
 
-    def kept(self) -> dict[str, Times]:
+    def list_times(self) -> dict[str, Times]:
         """Return the times that are kept, by product."""
         found = None if self.path is None else read_record(self.path)
         products = (found or {}).get("products")
@@ -111,7 +111,7 @@ class Choices:
     def _keep(self, name: str, times: Times) -> None:
         if self.path is not None:
             with contextlib.suppress(OSError), alone(self.path.with_suffix(".lock")):
-                write_record(self.path, {"products": {**self.kept(), name: times}})
+                write_record(self.path, {"products": {**self.list_times(), name: times}})
 
 
 def lines(products: Mapping[str, Times]) -> list[str]:
@@ -124,18 +124,20 @@ def lines(products: Mapping[str, Times]) -> list[str]:
             (best, ms), *others = sorted(by.items(), key=lambda one: one[1])
             if not ms:
                 continue
-            rest = ", ".join(f"{_named(one)} {other:.4f} ms" for one, other in others)
+            rest = ", ".join(f"{_describe_choice(one)} {other:.4f} ms" for one, other in others)
             speed = f"{2 * outputs * inputs / ms / 1e6:.0f} GB/s"
-            parts.append(f"up to {most} rows {_named(best)}, {ms:.4f} ms, {speed} ({rest})")
+            parts.append(
+                f"up to {most} rows {_describe_choice(best)}, {ms:.4f} ms, {speed} ({rest})"
+            )
         found.append(f"{name}: {'; '.join(parts) or 'a Triton kernel, not timed'}")
     return found
 
 
-def _named(choice: str) -> str:
+def _describe_choice(choice: str) -> str:
     return choice if choice == TORCH else f"shape {choice}"
 
 
-def measured(
+def time_stage(
     site: Site, recorder: Recorder, timed: bool, stage: str, outputs: int, inputs: int,
     dtype: torch.dtype,
 ) -> Times:  # fmt: skip
@@ -186,12 +188,12 @@ def _call(
     if stage == "sums":
         return lambda shape, w: (layers.sums(x, w, shape, cores),)
     if stage == "gate":
-        return lambda shape, w: (layers.gated(x, norm, w, shape, cores),)
+        return lambda shape, w: (layers.apply_gate(x, norm, w, shape, cores),)
     if stage == "add":
         residual = site.numbers(2, 1, rows, outputs, dtype=dtype)
 
         def add(shape: int | None, w: Tensor) -> tuple[Tensor, ...]:
-            layers.added(x, w, residual, shape, cores)
+            layers.add_product(x, w, residual, shape, cores)
             return (residual,)
 
         return add
@@ -205,7 +207,7 @@ def _call(
     address = (torch.arange(rows, device=site.device).unsqueeze(1) + first).flatten()
 
     def rotate(shape: int | None, w: Tensor) -> tuple[Tensor, ...]:
-        q = layers.rotated(x, norm, w, rotary, address, k, v, heads, shape, cores)
+        q = layers.project_heads(x, norm, w, rotary, address, k, v, heads, shape, cores)
         return q, k, v
 
     return rotate

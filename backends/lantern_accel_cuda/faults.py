@@ -130,8 +130,8 @@ def explain(error: BaseException, device: torch.device, doing: str) -> BackendEr
     complaint = out_of_memory(error)
     if complaint is not None:
         return DeviceMemoryError(
-            f"the GPU {device} ran out of memory while {doing}: {_asked(str(complaint))}"
-            f"{_left(device)}; choose a smaller batch, the dtype bfloat16 or float16, or end "
+            f"the GPU {device} ran out of memory while {doing}: {_requested_memory(str(complaint))}"
+            f"{_free_memory(device)}; choose a smaller batch, the dtype bfloat16 or float16, or end "
             "other programs that use this GPU"
         )
     return None
@@ -143,9 +143,9 @@ def not_opened(error: BaseException, device: torch.device) -> BackendError:
         return error
     if (complaint := out_of_memory(error)) is not None:
         return DeviceMemoryError(
-            f"the GPU {device} has no memory left for its first allocation ({_asked(str(complaint))}"
-            f"{_left(device)}); end the programs that use it (nvidia-smi lists them), or name another "
-            "GPU with --device cuda:N"
+            f"the GPU {device} has no memory left for its first allocation "
+            f"({_requested_memory(str(complaint))}{_free_memory(device)}); end the programs that use it "
+            "(nvidia-smi lists them), or name another GPU with --device cuda:N"
         )
     return BackendError(
         f"the GPU {device} cannot be used: {_first_line(error)}; check with nvidia-smi that it works "
@@ -185,12 +185,12 @@ def _first_line(error: BaseException) -> str:
     return cuda[-1] if cuda else str(error).splitlines()[0]
 
 
-def _asked(text: str) -> str:
+def _requested_memory(text: str) -> str:
     found = re.search(r"Tried to allocate ([0-9.]+ [KMG]?i?B)", text)
     return f"it asked for {found[1]}" if found else text.split(". ")[0]
 
 
-def _left(device: torch.device) -> str:
+def _free_memory(device: torch.device) -> str:
     try:
         free, total = torch.cuda.mem_get_info(device)
     except (RuntimeError, AssertionError):

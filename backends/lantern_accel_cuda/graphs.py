@@ -31,7 +31,7 @@ from lantern_accel_cuda.kernels.counters import Counters, recording
 #: Runs before a capture: the first makes handles, workspaces and kernels, the rest settle them.
 WARMUPS = 3
 #: More memory than this outside torch's pool is not a graph's: another process took it meanwhile.
-MOST_BESIDE = 64 * 2**20
+MAX_SIDE_BYTES = 64 * 2**20
 
 
 #: Name of what is recorded for a measurement.
@@ -63,7 +63,7 @@ class GraphReplay(Replay):
             with torch.cuda.nvtx.range(phase):
                 graph.replay()
 
-    def timed(self) -> dict[str, float] | None:
+    def time_phases(self) -> dict[str, float] | None:
         """Replay once; seconds of each phase by events, None where all phases are one graph."""
         if len(self._graphs) < 2:
             return None
@@ -189,7 +189,7 @@ class Recorder:
                 current.wait_stream(stream)
                 return self._record(run, name, stream) if records else Replay(run)
         except Exception as error:
-            raise self._failed(error, run, name) from error
+            raise self._as_capture_error(error, run, name) from error
 
     def _record(self, run: Callable[[], None], name: str, stream: torch.cuda.Stream) -> GraphReplay:
         torch.cuda.synchronize(self.device)
@@ -215,7 +215,7 @@ class Recorder:
         # What the driver keeps of a graph lies next to torch's pool. What others take meanwhile does not
         # count.
         beside = free - torch.cuda.mem_get_info(self.device)[0] - grown
-        replay.nbytes = grown + (beside if 0 < beside <= MOST_BESIDE else 0)
+        replay.nbytes = grown + (beside if 0 < beside <= MAX_SIDE_BYTES else 0)
         kept = torch.cuda.memory_allocated(self.device) - allocated - take.bookkeeping
         self.bytes_kept += max(kept, 0)
         self._made.add(replay)
@@ -230,7 +230,7 @@ class Recorder:
             self._failed_takes.append(take)
             raise
 
-    def _failed(self, error: Exception, step: Callable[[], None], name: str) -> Exception:
+    def _as_capture_error(self, error: Exception, step: Callable[[], None], name: str) -> Exception:
         # Whatever the capture left in the pool is not used again.
         self._pool = None
         doing = f"capturing the {name}"

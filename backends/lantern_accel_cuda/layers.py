@@ -20,7 +20,7 @@ from lantern_accel.device.kv_cache import Pass
 from lantern_accel.device.plan import BlockWeights, Matrix, Norm, Stack
 from lantern_accel.device.preferences import Preferences
 from lantern_accel.device.sampling import SamplingOps
-from lantern_accel.nn.transformer import described
+from lantern_accel.nn.transformer import plan_blocks
 from lantern_accel_cuda.kernels import few, fused
 
 Rotary = tuple[Tensor, Tensor]
@@ -35,7 +35,7 @@ class Ops(operations.Ops, SamplingOps, Capture, Protocol):
     def shape_of(self, stage: str, weight: Tensor, rows: int) -> int | None: ...
 
 
-def rotated(
+def project_heads(
     x: Tensor, norm: Norm | None, weight: Tensor, rotary: Rotary, address: Tensor, k: Tensor,
     v: Tensor, heads: int, shape: int | None, cores: int,
 ) -> Tensor:  # fmt: skip
@@ -53,7 +53,7 @@ def rotated(
     return fused.rotate_store(qkv, *rotary, address, k, v)
 
 
-def gated(x: Tensor, norm: Norm, weight: Tensor, shape: int | None, cores: int) -> Tensor:
+def apply_gate(x: Tensor, norm: Norm, weight: Tensor, shape: int | None, cores: int) -> Tensor:
     """Return ``silu(gate) * up`` of the normalised ``x [..., D]``, ``[..., F]``."""
     if shape is not None:
         return few.gate(x, norm.weight, norm.eps, weight, shape, cores)
@@ -61,7 +61,7 @@ def gated(x: Tensor, norm: Norm, weight: Tensor, shape: int | None, cores: int) 
     return fused.swiglu(F.linear(x, weight))
 
 
-def added(x: Tensor, weight: Tensor, residual: Tensor, shape: int | None, cores: int) -> None:
+def add_product(x: Tensor, weight: Tensor, residual: Tensor, shape: int | None, cores: int) -> None:
     """Add a product to the residual, where it lies."""
     if shape is not None:
         few.add(x, weight, residual, shape, cores)
@@ -95,7 +95,7 @@ def run(
 
     ``cores``: the card's multiprocessors.
     """
-    stack = described(blocks)
+    stack = plan_blocks(blocks)
     if stack is None or not _few(stack, x, at):
         return None
     rotary = at.cos.unsqueeze(2), at.sin.unsqueeze(2)
@@ -158,14 +158,14 @@ def _layer(
     wqkv, wo, w13, w2 = (_tensor(one) for one in _weights(block))
     k, v = kv.by_head(layer, kv.layout.capacity)
     rows = x.shape[0] * x.shape[1]
-    q = rotated(
+    q = project_heads(
         x, block.attention_norm, wqkv, rotary, at.address, k, v, block.heads,
         ops.shape_of("rotate", wqkv, rows), cores,
     )  # fmt: skip
     y = ops.attend(q, kv, layer, at.mask).flatten(-2)
-    added(y, wo, x, ops.shape_of("add", wo, rows), cores)
-    y = gated(x, block.ffn_norm, w13, ops.shape_of("gate", w13, rows), cores)
-    added(y, w2, x, ops.shape_of("add", w2, rows), cores)
+    add_product(y, wo, x, ops.shape_of("add", wo, rows), cores)
+    y = apply_gate(x, block.ffn_norm, w13, ops.shape_of("gate", w13, rows), cores)
+    add_product(y, w2, x, ops.shape_of("add", w2, rows), cores)
 
 
 def _tensor(matrix: Matrix) -> Tensor:

@@ -33,7 +33,7 @@ class Spec(BackendSpec):
         """Thirty, and more for each card: without persistence mode a driver starts one by one."""
         return 30.0 + 4.0 * _cards_of_driver()
 
-    def configured(self, options: Mapping[str, Any]) -> BackendSpec:
+    def configure(self, options: Mapping[str, Any]) -> BackendSpec:
         """Refuse an option that there is not before torch is imported."""
         from lantern_accel_cuda.options import Options
 
@@ -80,7 +80,7 @@ class Spec(BackendSpec):
         if all(wanting):
             return Probe.broken(wanting[0], "install a torch build that names it")
         pairs = zip(found, wanting, strict=True)
-        return Probe.found(
+        return Probe.of_devices(
             *(f"{one}, no kernels in this torch" if no else one for one, no in pairs)
         )
 

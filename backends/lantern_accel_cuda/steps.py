@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from lantern_accel.device.kv_cache import Pass
-from lantern_accel.device.plan import (
-    FusedStep,
-    NoDrafts,
-    StepPlan,
-    TargetModel,
-    WindowPlan,
-)
+from lantern_accel.device.plan import FusedStep, NoDrafts, StepPlan, TargetModel, WindowPlan
 from lantern_accel.nn.rounding import Rounded
 
 if TYPE_CHECKING:
@@ -29,7 +23,7 @@ Step = Callable[[Tensor | None], bool]
 FRESH = ("above", "given")
 
 
-def refused(plan: StepPlan) -> str:
+def explain_refusal(plan: StepPlan) -> str:
     """Say why the kernels do not know a plan, empty where they do: plain steps, windows by keys."""
     s, b, rule = plan.source, plan.buffers, plan.rule
     if plan.version != PLAN_VERSION:
@@ -78,8 +72,8 @@ def _unknown(plan: StepPlan, target: TargetModel) -> str:
 def fused_step(ops: Any, plan: StepPlan, cores: int = 1) -> FusedStep:
     """Return a plan's step, or what follows its pass (:meth:`.Capture.fused_step`).
 
-    ``plan``: one that :func:`refused` says nothing of. ``ops`` filters; for a plan with a target it is
-    the backend, with the stages of :mod:`.layers`. ``cores``: the card's multiprocessors.
+    ``plan``: one that :func:`explain_refusal` says nothing of. ``ops`` filters; for a plan with a target
+    it is the backend, with the stages of :mod:`.layers`. ``cores``: the card's multiprocessors.
     """
     from lantern_accel_cuda.kernels.advance import Advance
 
@@ -93,7 +87,7 @@ def fused_step(ops: Any, plan: StepPlan, cores: int = 1) -> FusedStep:
     advance = Advance(plan.buffers, source, plan.sizes.nodes, last)
 
     def after(logits: Tensor | None = None) -> bool:
-        if logits is None or logits.dtype != plan.buffers.price.dtype:
+        if logits is None or logits.dtype != plan.buffers.quality_loss.dtype:
             return False
         advance(ops.filter(logits, plan.filter))
         return True
@@ -129,7 +123,7 @@ def _whole(
         with ops.phase("accept"):
             if guesses is None:
                 return after(found)
-            noted = guesses.noted()
+            noted = guesses.changed_buffers()
             done = after(found)
         with ops.phase("commit"):
             guesses(noted, ops.guide(x.float(), begun.following, target.scale))

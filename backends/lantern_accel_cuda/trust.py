@@ -27,7 +27,7 @@ from filelock import FileLock
 
 from lantern_accel.device.waiting import waiting
 from lantern_accel.errors import DeviceLostError, LanternWarning
-from lantern_accel.files import kept_dir, read_record, write_record
+from lantern_accel.files import persistent_dir, read_record, write_record
 
 Check = Callable[[], object]
 #: Runs checks by name in other processes; asks, for each, whether its verdict is there.
@@ -58,7 +58,7 @@ class Trust:
         self._checks, self._ready = checks, ready
         self._together, self._elsewhere = together, elsewhere
         digest = hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()[:16]
-        folder = folder or kept_dir("kernels")
+        folder = folder or persistent_dir("kernels")
         self.path = None if folder is None else folder / f"{digest}.json"
         self._known: dict[str, bool] = {}
         self._passing: dict[str, str] = {}
@@ -70,40 +70,42 @@ class Trust:
         Raises DeviceLostError where the GPU is lost, with the kernel that lost it.
         """
         if kernel not in self._known:
-            serves = self._is_able() and self._said(kernel) == PASSED
+            serves = self._is_able() and self._get_verdict(kernel) == PASSED
             self._known[kernel] = serves
             if self._able and not serves:
                 warnings.warn(
                     f"the Triton kernel {kernel!r} is left out on this card, and torch's operators "
-                    f"serve in its place: {self._said(kernel)}",
+                    f"serve in its place: {self._get_verdict(kernel)}",
                     LanternWarning,
                     stacklevel=3,
                 )
         return self._known[kernel]
 
-    def settled(self, kernel: str) -> str:
+    def known_verdict(self, kernel: str) -> str:
         """Return what is kept of a kernel, or why it is not checked now; "" where it is to be checked."""
-        return self.kept().get(kernel) or self._unfinished(kernel)
+        return self.list_verdicts().get(kernel) or self._find_unfinished(kernel)
 
     def check_here(self, kernels: Sequence[str]) -> None:
         """Check the kernels without a verdict, in this process."""
         for kernel in kernels:
-            if self._able is not False and not (self.settled(kernel) or kernel in self._passing):
+            if self._able is not False and not (
+                self.known_verdict(kernel) or kernel in self._passing
+            ):
                 self._check_kernel(kernel)
 
-    def _said(self, kernel: str) -> str:
+    def _get_verdict(self, kernel: str) -> str:
         """Return what is known of a kernel; it is checked first where that is nothing."""
-        if not (said := self.settled(kernel) or self._passing.get(kernel, "")):
-            new = [one for one in self._together(kernel) if not self.settled(one)]
+        if not (said := self.known_verdict(kernel) or self._passing.get(kernel, "")):
+            new = [one for one in self._together(kernel) if not self.known_verdict(one)]
             names = list(dict.fromkeys([kernel, *(one for one in new if one not in self._passing)]))
             what = (
                 f"{len(names)} of the GPU's kernels" if len(names) > 1 else f"the kernel {kernel!r}"
             )
             with waiting(f"checking {what} on this card, once", _LOG, logging.WARNING):
                 if len(names) > 1:
-                    self._elsewhere(names, lambda one: bool(self.settled(one)))
+                    self._elsewhere(names, lambda one: bool(self.known_verdict(one)))
                 self.check_here(names)
-            said = self._passing.get(kernel) or self.settled(kernel)
+            said = self._passing.get(kernel) or self.known_verdict(kernel)
         return said
 
     def _is_able(self) -> bool:
@@ -144,7 +146,7 @@ class Trust:
             stacklevel=5,
         )
 
-    def kept(self) -> dict[str, str]:
+    def list_verdicts(self) -> dict[str, str]:
         """Return what is kept of kernels, by the names of their checks."""
         found = None if self.path is None else read_record(self.path)
         kernels = (found or {}).get("kernels")
@@ -153,23 +155,23 @@ class Trust:
     def _keep(self, kernel: str, said: str) -> None:
         if self.path is not None:
             with contextlib.suppress(OSError), alone(self.path.with_suffix(".lock")):
-                write_record(self.path, {"kernels": {**self.kept(), kernel: said}})
+                write_record(self.path, {"kernels": {**self.list_verdicts(), kernel: said}})
 
     def _check_kernel(self, kernel: str) -> None:
         """Check a kernel, and keep what it did."""
-        with self._noted(kernel):
+        with self._mark_running(kernel):
             try:
                 self._run_ready()
                 self._checks[kernel]()
             except DeviceLostError:
                 raise
             except Exception as error:
-                self._failed(kernel, error)
+                self._record_failure(kernel, error)
             else:
                 self._passing[kernel] = PASSED
                 self._keep(kernel, PASSED)
 
-    def _failed(self, kernel: str, error: Exception) -> None:
+    def _record_failure(self, kernel: str, error: Exception) -> None:
         from lantern_accel_cuda import faults
 
         lost, by_kernel = faults.is_lost(error), faults.by_kernel(error)
@@ -177,7 +179,7 @@ class Trust:
             self._keep(kernel, _line(error))
         if lost:
             again = "start again, and if it happens again give --option preset=safe"
-            if by_kernel and self.kept().get(kernel):
+            if by_kernel and self.list_verdicts().get(kernel):
                 again = f"start again: the kernel {kernel!r} is left out from now on"
             raise DeviceLostError(
                 f"the GPU stopped working while its kernel {kernel!r} was checked ({_line(error)}); "
@@ -193,7 +195,7 @@ class Trust:
         return None if self.path is None else self.path.with_suffix(f".{kernel}.running")
 
     @contextlib.contextmanager
-    def _noted(self, kernel: str) -> Iterator[None]:
+    def _mark_running(self, kernel: str) -> Iterator[None]:
         note = self._note(kernel)
         if note is not None:
             tries = self._tries(kernel) + 1
@@ -218,7 +220,7 @@ class Trust:
         elsewhere = host != socket.gethostname() or number == os.getpid() or _runs(number)
         return 0 if elsewhere else count
 
-    def _unfinished(self, kernel: str) -> str:
+    def _find_unfinished(self, kernel: str) -> str:
         """Say that earlier checks ended with their processes; "" where the check may run."""
         note = self._note(kernel)
         if note is None or self._tries(kernel) < TRIES:

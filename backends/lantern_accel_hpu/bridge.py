@@ -147,11 +147,11 @@ class Bridge:
             _STREAMS.append(self.hpu.Stream())
         return _STREAMS[0]
 
-    def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+    def allocate_pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
         """Return host memory that the device writes to by itself; None where this bridge has none."""
         if not _PINS:
-            _PINS.append(_pinned((1,), torch.int32) is not None)
-        return _pinned(shape, dtype) if _PINS[0] else None
+            _PINS.append(_allocate_pinned((1,), torch.int32) is not None)
+        return _allocate_pinned(shape, dtype) if _PINS[0] else None
 
     def flush(self) -> None:
         """Send what lazy mode has collected; in eager mode everything was sent already."""
@@ -233,7 +233,7 @@ _STREAMS: list[Any] = []
 _PINS: list[bool] = []
 
 
-def _pinned(shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+def _allocate_pinned(shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
     """Return memory that is pinned for the device; None where torch cannot, or does not know it again."""
     try:
         with warnings.catch_warnings():

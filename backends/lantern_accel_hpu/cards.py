@@ -74,7 +74,7 @@ def choose(index: int, environ: MutableMapping[str, str], shown: int | None = No
                 "unset it, or open hpu:0"
             )
         chosen = launched
-    if acquired() and module(environ) != chosen:
+    if has_card() and module(environ) != chosen:
         raise BackendError(
             f"this process used a Gaudi before lantern_accel opened hpu:{index}, and cannot change "
             f"to module {chosen}; set {VISIBLE}={chosen} before Python starts, and open hpu:0"
@@ -117,7 +117,7 @@ def give_back(environ: MutableMapping[str, str]) -> None:
             environ[name] = value
 
 
-def acquired() -> bool:
+def has_card() -> bool:
     """Return whether the bridge in this process has a card already."""
     hpu = sys.modules.get("habana_frameworks.torch.hpu")
     return hpu is not None and bool(hpu.is_initialized())

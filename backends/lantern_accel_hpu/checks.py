@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lantern_accel.device.backend import Backend
 
 #: What a driver says, and what a user must read.
-TOLD = {
+DRIVER_TEXTS = {
     "synStatus=20 [Device already acquired] Device acquire failed.": "another process holds it",
     "synStatus=26 [Generic failure] Device acquire failed.": "another process holds it",
     "synStatus=8 [Device not found] Device acquire failed. No devices found.": "no free Gaudi",
@@ -188,7 +188,7 @@ def in_place(backend: Any) -> Measured:
     return Measured(f"{2 * layout.layers} buffers are written in place")
 
 
-def traced(backend: Backend) -> Measured:
+def kernel_traces(backend: Backend) -> Measured:
     """Trace every fused kernel as a step calls it: one that breaks the graph ends the first prefill."""
     assert isinstance(backend, HPUOps)
     found = [name for name in ("sdpa", "rms_norm", "rotary") if getattr(backend.kernels, name)]
@@ -241,11 +241,11 @@ def cards_index(backend: Any) -> Measured:
 
 def cards_errors(backend: Backend) -> Measured:
     """Give the driver's texts about a busy, absent or lost card: each becomes an error with a way out."""
-    for text, words in TOLD.items():
+    for text, words in DRIVER_TEXTS.items():
         found = backend.explain(RuntimeError(text))
         if not isinstance(found, BackendError) or words not in str(found):
             raise Failed(f"{text!r} becomes {str(found)!r}; it should say {words!r}")
-    return Measured(f"{len(TOLD)} texts of the driver become errors with a way out")
+    return Measured(f"{len(DRIVER_TEXTS)} texts of the driver become errors with a way out")
 
 
 def fallback(backend: Any) -> Measured:
@@ -277,7 +277,7 @@ def fallback(backend: Any) -> Measured:
     return Measured(f"{runs} runs read state before they wrote it")
 
 
-def listed(backend: Backend) -> Measured:
+def dispatched_operators(backend: Backend) -> Measured:
     """Run every strategy on the software HPU and look at what reached the device's dispatch key.
 
     What torch composes (``zeros``, ``stack``, ...) is seen here as the operators that it is made of.
@@ -306,14 +306,14 @@ def listed(backend: Backend) -> Measured:
 def checks() -> dict[str, Callable[[Backend], Measured]]:
     """Return the checks by name."""
     return {
-        "static.kernels": listed,
+        "static.kernels": dispatched_operators,
         "kernels.attention": attention,
         "kernels.norm": norm,
         "kernels.rotary": rotary,
         "kernels.writes": writes,
         "kernels.written_once": written_once,
         "graphs.in_place": in_place,
-        "kernels.traced": traced,
+        "kernels.traced": kernel_traces,
         "graphs.fallback": fallback,
         "cards.index": cards_index,
         "cards.errors": cards_errors,

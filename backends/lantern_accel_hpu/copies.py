@@ -47,7 +47,7 @@ class EventCopy(HostCopy):
         self._free = deque(
             _Slot(
                 snapshot=torch.empty_like(source),
-                host=bridge.pinned(source.shape, source.dtype),
+                host=bridge.allocate_pinned(source.shape, source.dtype),
                 taken=bridge.hpu.Event(),
                 copied=bridge.hpu.Event(),
             )

@@ -85,7 +85,7 @@ def kth_largest(x: Tensor, k: int, made: Bars | None = None) -> Tensor:
     search = made.few if x.numel() <= MANY else made.many
     rows, every = x.shape[:-1], x.unsqueeze(-2)
 
-    def reached(bar: Tensor) -> Tensor:
+    def is_reached(bar: Tensor) -> Tensor:
         """Return which bars ``[..., n]`` k values or more reach; counts are exact below 2**24."""
         return (every >= bar.unsqueeze(-1)).sum(dim=-1, dtype=torch.float32) >= k
 
@@ -93,12 +93,12 @@ def kth_largest(x: Tensor, k: int, made: Bars | None = None) -> Tensor:
     for table in search.cells:
         bar = table if cell is None else table.index_select(0, cell.flatten()).view(*rows, -1)
         # Of rising bars the first are reached.
-        found = reached(bar).sum(dim=-1, dtype=torch.int32)
+        found = is_reached(bar).sum(dim=-1, dtype=torch.int32)
         cell = found if cell is None else found.add(cell, alpha=table.shape[-1] + 1)
     assert cell is not None
     known = search.within.index_select(0, cell.flatten()).view(*rows, -1)
     low, *steps = torch.split_with_sizes(known, list(search.widths), dim=-1)
     for step in steps:
         bar = low + step
-        low = torch.where(reached(bar), bar, low).amax(dim=-1, keepdim=True)
+        low = torch.where(is_reached(bar), bar, low).amax(dim=-1, keepdim=True)
     return low

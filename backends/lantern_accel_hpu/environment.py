@@ -114,7 +114,7 @@ class Settings:
             return self.software
         return _flag("LANTERN_HPU_SOFTWARE", environ.get("LANTERN_HPU_SOFTWARE", "0"))
 
-    def asked(self, environ: Mapping[str, str]) -> str:
+    def get_mode(self, environ: Mapping[str, str]) -> str:
         """Return the mode that was asked for, by option or by LANTERN_HPU_MODE; else ``auto``."""
         if self.mode != "auto":
             return self.mode
@@ -145,11 +145,11 @@ def prepare(settings: Settings, environ: MutableMapping[str, str]) -> None:
         environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
         return
     if loaded_mode() is None:
-        mode = settings.asked(environ)
+        mode = settings.get_mode(environ)
         _set(environ, LAZY, "1" if (usual() if mode == "auto" else mode) == "graph" else "0")
-    if cards.acquired():
+    if cards.has_card():
         if not _settled:
-            _tell_late(environ)
+            _warn_late(environ)
         _settled[:] = [True]
         return
     _settled[:] = [True]
@@ -167,7 +167,7 @@ def prepare(settings: Settings, environ: MutableMapping[str, str]) -> None:
     )
 
 
-def _tell_late(environ: Mapping[str, str]) -> None:
+def _warn_late(environ: Mapping[str, str]) -> None:
     """Warn of settings that this process's card was acquired without."""
     late = [name for name, value in WANTED.items() if environ.get(name) is None and value != "0"]
     late += [] if environ.get(RECIPES) or environ.get("PT_RECIPE_CACHE_PATH") else [RECIPES]
@@ -291,7 +291,7 @@ def loaded_mode() -> str | None:
 
 def runner(settings: Settings, environ: Mapping[str, str]) -> str:
     """Return ``compile``, ``graph`` or ``eager``: what :func:`conflict` found nothing against."""
-    asked = settings.asked(environ)
+    asked = settings.get_mode(environ)
     if asked != "auto":
         return asked
     if settings.is_software(environ):
@@ -319,7 +319,7 @@ def _is_lazy(environ: Mapping[str, str]) -> bool:
 
 def conflict(settings: Settings, environ: Mapping[str, str], torch_version: str) -> Probe | None:
     """Return why the mode that was asked for cannot be had in this process; None where it can."""
-    asked = settings.asked(environ)
+    asked = settings.get_mode(environ)
     lazy = _is_lazy(environ)
     if asked != "auto" and lazy != (asked == "graph"):
         needs = "lazy" if asked == "graph" else "eager"

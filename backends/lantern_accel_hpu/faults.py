@@ -76,7 +76,7 @@ def explain(
             f"the device ran out of memory while {doing}{asked}: {_free(memory or {})}; use a smaller "
             "batch (--batch) or use a smaller tree"
         )
-    if refused(error):
+    if is_refusal(error):
         known = f" (synStatus {code})" if code is not None else ""
         return BackendError(
             f"Gaudi's graph compiler refused a graph while {doing}{known}; open the device with the "
@@ -92,7 +92,7 @@ def explain(
     return None
 
 
-def refused(error: BaseException) -> bool:
+def is_refusal(error: BaseException) -> bool:
     """Return whether Gaudi's graph compiler refused a graph."""
     texts = (str(one).lower() for one in chain(error) if isinstance(one, RuntimeError))
     return any("graph compile failed" in text for text in texts)

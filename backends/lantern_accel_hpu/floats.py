@@ -25,7 +25,7 @@ def multiplies_floats() -> bool:
     return hasattr(torch.ops.hpu, "cast_to_fp8_v2") and hasattr(torch.ops.hpu, "fp8_gemm_v2")
 
 
-def _rounded(x: Tensor) -> tuple[Tensor, Tensor]:
+def _round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return rows ``[n, in]`` as codes, and the step of each row, float32 ``[n, 1]``."""
     most = x.abs().amax(dim=-1, keepdim=True).float()
     step = torch.where(most > 0, most / LARGEST, 1.0)
@@ -45,7 +45,7 @@ class Floats:
     @classmethod
     def of(cls, how: Rounding, weight: Tensor) -> Floats:
         """Round a matrix."""
-        codes, step = _rounded(weight.detach())
+        codes, step = _round_rows(weight.detach())
         return cls(how, (weight.shape[0], weight.shape[1]), codes, step.flatten())
 
     @property
@@ -64,7 +64,7 @@ class Floats:
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Multiply ``x [..., in]``, each row rounded with a step of its own: ``[..., out]``."""
-        codes, step = _rounded(x.reshape(-1, x.shape[-1]))
+        codes, step = _round_rows(x.reshape(-1, x.shape[-1]))
         out: Tensor = torch.ops.hpu.fp8_gemm_v2(
             codes, False, self.codes, True, None, x.dtype, step, self.step, bias, False
         )

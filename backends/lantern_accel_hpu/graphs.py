@@ -20,12 +20,7 @@ from typing import Any
 import torch
 
 from lantern_accel.device.capture import Replay
-from lantern_accel.errors import (
-    BackendError,
-    LanternError,
-    LanternWarning,
-    NotCapturableError,
-)
+from lantern_accel.errors import BackendError, LanternError, LanternWarning, NotCapturableError
 from lantern_accel_hpu import faults
 from lantern_accel_hpu.bridge import Bridge
 
@@ -151,7 +146,7 @@ class Warmed(Replay):
             self._prepare()
         except Exception as error:  # what a compiler does not like, it says as it likes
             self._step = None
-            told = self._told(error, ours=began > 0)
+            told = self._as_warm_up_error(error, ours=began > 0)
             if told is error:
                 raise
             raise told from error
@@ -159,7 +154,7 @@ class Warmed(Replay):
         self.nbytes = max(bridge.memory()["InUse"] - held, 0)
         self.compiled = _rise(before, watch.counts())
 
-    def _told(self, error: Exception, ours: bool) -> Exception:
+    def _as_warm_up_error(self, error: Exception, ours: bool) -> Exception:
         """Return what to raise for an error of warming up, once no further one is to come.
 
         Threads that lower, compile and launch keep an error each until the next wait or launch: all are
@@ -171,7 +166,7 @@ class Warmed(Replay):
             return error
         known = faults.explain(error, f"running the {self.name}", self._bridge.memory())
         if self.retreats and ours and not faults.of_the_card(error):
-            if faults.refused(error):
+            if faults.is_refusal(error):
                 return NotCapturableError(str(known))
             return faults.not_lowered(self.name, error)
         return known or error
@@ -213,7 +208,7 @@ class Compiled(Warmed):
     retreats = True
 
     def __init__(self, watch: Watch, step: Step, name: str) -> None:
-        self._compiled: Any = compiled(watch.bridge, step, name)
+        self._compiled: Any = compile_step(watch.bridge, step, name)
         super().__init__(watch, step, name)
 
     def _prepare(self) -> None:
@@ -222,7 +217,7 @@ class Compiled(Warmed):
         except torch._dynamo.exc.TorchDynamoException as error:
             if operators := faults.fallback_nodes(error):
                 raise faults.left_the_graph(self.name, operators) from error
-            if faults.of_the_card(error) or faults.refused(error):
+            if faults.of_the_card(error) or faults.is_refusal(error):
                 raise
             raise NotCapturableError(
                 f"torch.compile cannot make one graph of the {self.name}: "
@@ -306,7 +301,7 @@ class Graphed(Warmed):
         self._graph = None
 
 
-def compiled(bridge: Bridge, step: Callable[..., Any], name: str) -> Callable[..., Any]:
+def compile_step(bridge: Bridge, step: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Return a function as one graph with static shapes, which is made when it is first called.
 
     The function gets a code object of its own, by which torch.compile keeps its graphs. All engines share

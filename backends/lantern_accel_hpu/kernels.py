@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.device.kv_cache import KVCache, KVLayout
-from lantern_accel.device.operations import Rotary, TensorOps, turned
+from lantern_accel.device.operations import Rotary, TensorOps, rotate_float32
 from lantern_accel.device.packed import Format, Weight, dense
 from lantern_accel.device.plan import Filter
 from lantern_accel.device.preferences import Preferences
@@ -205,7 +205,7 @@ class HPUOps(TensorOps):
     def rotate(self, x: Tensor, rotary: object) -> Tensor:
         """Rotate adjacent pairs ``(x0, x1), (x2, x3), ...`` of ``x [R, T, ..., d]`` in float32."""
         if not isinstance(rotary, Wide):
-            return turned(x.flatten(2, -2), rotary).view(x.shape).to(x.dtype)
+            return rotate_float32(x.flatten(2, -2), rotary).view(x.shape).to(x.dtype)
         cos, sin = rotary.cos, rotary.sin
         # Angles of one row for all rows of x, or of each row: then rows and positions are one axis.
         rows, steps = (x.shape[0], x.shape[1]) if cos.shape[1] == x.shape[1] else (1, cos.shape[1])
@@ -223,13 +223,13 @@ class HPUOps(TensorOps):
         if isinstance(rotary, Wide):
             return super().rotate_write(qkv, rotary, kv, layer, address)
         given = qkv[:, :, :2]
-        both = turned(given.flatten(2, 3), rotary).view(given.shape).permute(2, 0, 3, 1, 4)
+        both = rotate_float32(given.flatten(2, 3), rotary).view(given.shape).permute(2, 0, 3, 1, 4)
         both = both.to(qkv.dtype, memory_format=torch.contiguous_format).contiguous()
         q, k = both.transpose(2, 3).unbind(0)
         self.write(kv, layer, address, k, qkv[:, :, 2])
         return q
 
-    def held(self, buffer: Tensor) -> Tensor:
+    def snapshot(self, buffer: Tensor) -> Tensor:
         """Copy a buffer: torch's fuser may list a short way to a write before a long way to a reader."""
         return buffer.clone()
 

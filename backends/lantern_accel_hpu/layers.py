@@ -24,7 +24,7 @@ from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import NotCapturableError
 from lantern_accel_hpu import faults
 from lantern_accel_hpu.bridge import Bridge
-from lantern_accel_hpu.graphs import Step, Warmed, Watch, compiled
+from lantern_accel_hpu.graphs import Step, Warmed, Watch, compile_step
 
 Layer = Callable[..., Tensor]
 
@@ -83,7 +83,7 @@ class Layers:
             out: Tensor = block(x, 0, Pass(cos, sin, mask, one, address), ops, form(cos, sin))
             return out
 
-        return compiled(self._bridge, run, "layer")
+        return compile_step(self._bridge, run, "layer")
 
 
 def _lying(tensor: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ class Layered(Warmed):
     def _first(self, part: Callable[..., Any], given: tuple[Any, ...]) -> Any:
         """Compile a part, run it and wait; where it is refused, run it as it is, now and later."""
         name = part.__name__.strip("_")
-        run = compiled(self._bridge, lambda *given: _apart(part(*given)), name)
+        run = compile_step(self._bridge, lambda *given: _apart(part(*given)), name)
         self._parts[part] = run
         try:
             out = run(*given)

@@ -132,7 +132,7 @@ def table() -> dict[str, Known]:
 
 
 @functools.cache
-def tested() -> dict[str, frozenset[torch.dtype]]:
+def read_tested_dtypes() -> dict[str, frozenset[torch.dtype]]:
     """Return the dtypes in which the vendor tests an operator, by its bare name."""
     found = json.loads(TESTED.read_text(encoding="utf-8"))["operators"]
     return {name: frozenset(DTYPES[one] for one in dtypes) for name, dtypes in found.items()}
@@ -145,19 +145,19 @@ def names() -> frozenset[str]:
 
 
 @functools.cache
-def listed() -> frozenset[str]:
+def list_supported() -> frozenset[str]:
     """Return the operators with a kernel, and the exceptions."""
     return frozenset(table()) | frozenset(EXCEPTIONS)
 
 
 @functools.cache
-def registered() -> frozenset[str]:
+def list_registered() -> frozenset[str]:
     """Return the exact names that the bridge has a lowering for, with overloads."""
     return frozenset(json.loads(REGISTRY.read_text(encoding="utf-8"))["registered"])
 
 
 @functools.cache
-def decomposed() -> frozenset[str]:
+def list_decomposed() -> frozenset[str]:
     """Return the exact names that ``hpu_backend`` takes apart before; ``.*`` stands for all overloads."""
     return frozenset(json.loads(REGISTRY.read_text(encoding="utf-8"))["decomposed"])
 
@@ -193,7 +193,7 @@ def has_kernel(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> s
         return why
     if any(isinstance(one, float) and one != one for one in arg_tree_leaves(*args, **kwargs)):
         return "hpu_backend leaves the graph for a NaN scalar"
-    if full in listed() or _composite(func.name()):
+    if full in list_supported() or _composite(func.name()):
         return ""
     return UNLISTED
 
@@ -222,7 +222,7 @@ def has_lowering(func: Any) -> str:
     if not base.startswith(("aten::", "hpu::")):
         return ""
     given = {full, full.replace(base, base.rstrip("_"), 1)}
-    if given & (registered() | decomposed()) or f"{base}.*" in decomposed():
+    if given & (list_registered() | list_decomposed()) or f"{base}.*" in list_decomposed():
         return ""
     if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
         return ""
@@ -277,9 +277,11 @@ def was_tested(
     name = name if name.endswith("__") else name.rstrip("_")  # a write is its function, and a copy
     if base in VIEWS or not base.startswith("aten::"):
         return ""
-    known = tested().get(name)
+    known = read_tested_dtypes().get(name)
     if known is None:
-        apart = full in decomposed() or f"{base}.*" in decomposed() or _composite(func.name())
+        apart = (
+            full in list_decomposed() or f"{base}.*" in list_decomposed() or _composite(func.name())
+        )
         listed = all((name, one.dtype) in UNTESTED for one in tensors)
         return "" if apart or listed else "no test of the vendor's runs it"
     dtypes = {one.dtype for one in tensors}

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lantern_accel.nn.rounding import Rounded, Rounding, unpacked
+from lantern_accel.nn.rounding import Rounded, Rounding, unpack_levels
 
 #: Weights that are taken apart at a time, which takes several times their memory.
 _AT_ONCE = 1 << 22
@@ -48,7 +48,7 @@ class ByteCodes:
         step, offset = (t.t().unsqueeze(1).contiguous() for t in (weight.step, weight.offset))
         parts = torch.split(codes, max(1, _AT_ONCE // weight.shape[1]))
         # Of int32, since shifts of bytes may be wrong here.
-        levels = [unpacked(part.int(), how.bits).to(torch.int8) for part in parts]
+        levels = [unpack_levels(part.int(), how.bits).to(torch.int8) for part in parts]
         codes = torch.cat(levels).permute(1, 2, 0).contiguous()
         return cls(how, weight.shape, codes, step, offset)
 

@@ -43,7 +43,7 @@ class Spec(BackendSpec):
         other = {"mode": "compile" if graph else "graph"}
         return ({}, *([other] if able else []), {"fused": "false"})
 
-    def configured(self, options: Mapping[str, Any]) -> Spec:
+    def configure(self, options: Mapping[str, Any]) -> Spec:
         """Return the specification with ``mode``, ``fused`` and ``software`` set from the options."""
         return Spec(environment.Settings.read(options)) if options else self
 
@@ -82,7 +82,7 @@ class Spec(BackendSpec):
             lacks = software.missing()
             if lacks:
                 return Probe.missing(lacks, "install g++ (or leave out the software HPU)")
-            return Probe.found("software HPU (no Gaudi: for correctness, not for speed)")
+            return Probe.of_devices("software HPU (no Gaudi: for correctness, not for speed)")
         sdk = environment.sdk_folder()
         if sdk is None:
             return Probe.missing(
@@ -118,7 +118,7 @@ class Spec(BackendSpec):
                 f"{environment.RECIPES} would end this process: {wrong}",
                 "unset it, or name a folder of letters, digits and ./-_",
             )
-        return Probe.found(*devices)
+        return Probe.of_devices(*devices)
 
     def open(self, index: int, options: Mapping[str, Any]) -> Backend:
         """Choose and acquire Gaudi ``index``; options as :meth:`configured` takes them.
@@ -137,9 +137,9 @@ class Spec(BackendSpec):
             from_sdk = not software
             bridge = Bridge.from_sdk(fused=settings.fused) if from_sdk else Bridge.from_software()
             backend = DeviceBackend(bridge, environment.runner(settings, os.environ), module)
-            backend.capture_asked = settings.asked(os.environ) in ("compile", "graph")
+            backend.capture_asked = settings.get_mode(os.environ) in ("compile", "graph")
             return backend
         except BackendError:
-            if not cards.acquired():
+            if not cards.has_card():
                 cards.give_back(os.environ)
             raise

@@ -24,7 +24,7 @@ class Spec(BackendSpec):
 
     def probe(self) -> Probe:
         """Always available."""
-        return Probe.found("shapes and no data")
+        return Probe.of_devices("shapes and no data")
 
     def open(self, index: int, options: Mapping[str, Any]) -> Backend:
         """Open it; there are no options."""

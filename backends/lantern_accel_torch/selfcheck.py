@@ -77,7 +77,7 @@ def path_of(key: dict[str, str]) -> Path:
     return cache_dir() / "selfcheck" / f"{digest}.json"
 
 
-def kept(key: dict[str, str]) -> Verdict | None:
+def load_verdict(key: dict[str, str]) -> Verdict | None:
     """Return the verdict that was kept, None where there is none or it is damaged or another's."""
     try:
         found = Verdict.model_validate_json(path_of(key).read_text(encoding="utf-8"))

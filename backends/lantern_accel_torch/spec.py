@@ -40,7 +40,7 @@ class Spec(BackendSpec):
         found = _find()
         return not isinstance(found, str) and found.type == word
 
-    def configured(self, options: Mapping[str, Any]) -> Spec:
+    def configure(self, options: Mapping[str, Any]) -> Spec:
         """Return the specification with ``check`` set: it changes whether the device may be used."""
         return Spec(Options.read(options)) if options else self
 
@@ -57,14 +57,14 @@ class Spec(BackendSpec):
         if claimed := _own_backend(found.type):
             return Probe.missing(f"torch's accelerator is {found.type}, which {claimed} serves")
         if self.options.check == "on":
-            verdict = selfcheck.kept(selfcheck.key_of(found, 0))
+            verdict = selfcheck.load_verdict(selfcheck.key_of(found, 0))
             if verdict is not None and not verdict.passed:
                 return Probe.missing(
                     f"{found.type} failed its self-check on this machine: {verdict.failed}",
                     "update torch or the driver, repeat it with --option check=again, or see the whole "
                     f"list with `lantern-accel conform {self.name} --option check=off`",
                 )
-        return Probe.found(*(f"{found.type}: {found.name(i)}" for i in range(found.count)))
+        return Probe.of_devices(*(f"{found.type}: {found.name(i)}" for i in range(found.count)))
 
     def open(self, index: int, options: Mapping[str, Any]) -> Backend:
         """Open device ``index`` after its self-check, which runs once per machine, torch and driver.
@@ -85,7 +85,7 @@ class Spec(BackendSpec):
         verdict = None
         if chosen.check != "off":
             key = selfcheck.key_of(found, index)
-            verdict = selfcheck.kept(key) if chosen.check == "on" else None
+            verdict = selfcheck.load_verdict(key) if chosen.check == "on" else None
             verdict = verdict or selfcheck.examine(backend, key)
         if verdict is not None and not verdict.passed:
             backend.close()

@@ -108,7 +108,7 @@ class DeviceBackend(Backend):
 
         # What the CPU client has compiled stays mapped, and Linux gives a process 65,530 mappings.
         apart = frozenset({"replay"} if self.runtime.client == "CPU" else ())
-        return Conformance({"operators": lowered}, CHECKS, apart)
+        return Conformance({"operators": find_unlowered}, CHECKS, apart)
 
     def inference(self) -> AbstractContextManager[object]:
         """Return ``no_grad``: in inference mode torch_xla makes no views of tensors from outside."""
@@ -137,7 +137,7 @@ class DeviceBackend(Backend):
         self._replays.add(replay)
         return replay
 
-    def held(self, buffer: Tensor) -> Tensor:
+    def snapshot(self, buffer: Tensor) -> Tensor:
         """Copy a buffer to memory of its own, which a clone would share.
 
         torch_xla lets a copy and its source have one memory, and a write to either give it away.
@@ -146,7 +146,7 @@ class DeviceBackend(Backend):
 
     def noise(self, keys: Tensor, positions: Tensor, codes: int) -> Tensor:
         """As the reference's bits, with shifts and products that XLA leaves as they are meant."""
-        return exponential(keys, positions, codes, shifted, rounded)
+        return exponential(keys, positions, codes, shift_right, round_product)
 
     @contextlib.contextmanager
     def capturing(self) -> Iterator[None]:
@@ -198,7 +198,7 @@ class DeviceBackend(Backend):
             replay.release()
 
 
-def shifted(words: Tensor, by: int) -> Tensor:
+def shift_right(words: Tensor, by: int) -> Tensor:
     """Shift 32-bit words to the right, the sign kept.
 
     PyTorch/XLA divides in place of shifting, which rounds negative words the other way: bits that would
@@ -207,7 +207,7 @@ def shifted(words: Tensor, by: int) -> Tensor:
     return (words & -(1 << by)) >> by
 
 
-def rounded(a: Tensor, b: Tensor | float) -> Tensor:
+def round_product(a: Tensor, b: Tensor | float) -> Tensor:
     """Multiply numbers whose product is below 64, and round it to float32 before anything is added.
 
     XLA's CPU client contracts a product and a sum into one operation, which rounds once; an optimization
@@ -216,7 +216,7 @@ def rounded(a: Tensor, b: Tensor | float) -> Tensor:
     return (a * b).clamp(max=64.0)
 
 
-def lowered(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+def find_unlowered(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """Complain of an operator that neither torch_xla lowers nor torch makes of others."""
     has, name = torch._C._dispatch_has_kernel_for_dispatch_key, func.name()
     if name.startswith("prim::"):  # a question to torch, such as on which device a tensor is

@@ -28,7 +28,7 @@ def version(package: str) -> str:
         return ""
 
 
-def installed(module: str) -> bool:
+def is_installed(module: str) -> bool:
     """Return whether a module can be imported, without importing it."""
     return importlib.util.find_spec(module) is not None
 
@@ -47,7 +47,7 @@ def tpu_chips(root: Path = Path("/dev")) -> int:
 def client(environ: Mapping[str, str], chips: int) -> str:
     """Return the PJRT client that will serve: what is asked for, else TPU where there are chips."""
     asked = environ.get(CLIENT, "").strip().upper()
-    return asked or ("TPU" if chips and installed("libtpu") else "")
+    return asked or ("TPU" if chips and is_installed("libtpu") else "")
 
 
 def prepare(environ: MutableMapping[str, str]) -> None:

@@ -28,7 +28,7 @@ class Spec(BackendSpec):
         found = environment.client(os.environ, environment.tpu_chips())
         return 10 if found == "TPU" else -1
 
-    def configured(self, options: Mapping[str, Any]) -> BackendSpec:
+    def configure(self, options: Mapping[str, Any]) -> BackendSpec:
         """Refuse an option that there is not before torch is imported."""
         from lantern_accel_xla.options import Options
 
@@ -41,14 +41,14 @@ class Spec(BackendSpec):
 
     def probe(self) -> Probe:
         """Look for torch_xla, the torch that goes with it, and a client; import none of them."""
-        if not environment.installed("torch_xla"):
+        if not environment.is_installed("torch_xla"):
             return Probe.missing("torch_xla is not installed", environment.INSTALL)
         if wrong := environment.mismatch():
             return Probe.missing(wrong, environment.INSTALL)
         chips = environment.tpu_chips()
         found = environment.client(os.environ, chips)
         if found == "TPU":
-            if not environment.installed("libtpu"):
+            if not environment.is_installed("libtpu"):
                 return Probe.missing(
                     "PJRT_DEVICE=TPU, and libtpu is not installed", 'pip install "torch_xla[tpu]"'
                 )
@@ -57,8 +57,8 @@ class Spec(BackendSpec):
                     "PJRT_DEVICE=TPU, and the kernel shows no TPU chip",
                     "run on a TPU machine, or set PJRT_DEVICE=CPU to try the backend out",
                 )
-            return Probe.found(*["TPU"] * chips)
-        return Probe.found(f"PJRT client {found or 'CPU'}")
+            return Probe.of_devices(*["TPU"] * chips)
+        return Probe.of_devices(f"PJRT client {found or 'CPU'}")
 
     def open(self, index: int, options: Mapping[str, Any]) -> Backend:
         """Open device ``index`` of the client; see :mod:`lantern_accel_xla.options` for the options."""

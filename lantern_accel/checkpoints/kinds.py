@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from lantern_accel.checkpoints.layouts import checkpoints_in, folder_json
-from lantern_accel.checkpoints.weights import Checkpoint, open_checkpoint, quantized
+from lantern_accel.checkpoints.weights import Checkpoint, open_checkpoint, quantized_error
 from lantern_accel.errors import CheckpointError, ModelError
 
 #: The dtypes of plain weights.
@@ -65,7 +65,7 @@ def kind_of(
         return None
     marks = (name for name, ends in _KINDS if any(re.search(ends, key) for key in keys))
     dtypes = sorted({str(checkpoint.dtype(key)).removeprefix("torch.") for key in odd})
-    return quantized(path, next(marks, "") or " and ".join(filter(None, (method, *dtypes))))
+    return quantized_error(path, next(marks, "") or " and ".join(filter(None, (method, *dtypes))))
 
 
 def adapter(path: Path, kind: str) -> CheckpointError:

@@ -18,11 +18,11 @@ from pydantic import ValidationError
 from lantern_accel.checkpoints.weights import (
     SUFFIXES,
     Checkpoint,
-    beside_weights,
     has_weights,
+    list_other_checkpoints,
     open_checkpoint,
 )
-from lantern_accel.errors import CheckpointError, shown
+from lantern_accel.errors import CheckpointError, show
 from lantern_accel.files import read_json_file
 from lantern_accel.records import first_wrong
 
@@ -52,7 +52,7 @@ def drafter_weights(path: Path) -> Path:
 def checkpoints_in(folder: Path) -> list[Path]:
     """Return the checkpoints of a folder: itself where it is one, its files, and its sub-folders."""
     if has_weights(folder):
-        return [folder, *beside_weights(folder)]
+        return [folder, *list_other_checkpoints(folder)]
     there = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
     return [p for p in there if (has_weights(p) if p.is_dir() else p.suffix in SUFFIXES)]
 
@@ -142,7 +142,7 @@ def check_kinds(path: Path, said: Mapping[str, object]) -> None:
         for name in names:
             if said.get(name) is not None and not fits(said[name]):
                 raise CheckpointError(
-                    f"{path} says {name} {shown(said[name])}, which is not {what}; fetch it again, or "
+                    f"{path} says {name} {show(said[name])}, which is not {what}; fetch it again, or "
                     "correct it"
                 )
     for name, inner in said.items():
@@ -173,7 +173,7 @@ def config_of(path: Path, *, alone: bool = True) -> dict[str, Any]:
 
 
 @contextmanager
-def explained(what: object, advice: str) -> Iterator[None]:
+def explain_sizes(what: object, advice: str) -> Iterator[None]:
     """Raise CheckpointError of ``what``, its fault and advice where sizes in the block are invalid."""
     try:
         yield

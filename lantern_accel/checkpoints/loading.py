@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from lantern_accel.checkpoints.kinds import PLAIN, kind_of
-from lantern_accel.checkpoints.weights import Checkpoint, quantized
+from lantern_accel.checkpoints.weights import Checkpoint, quantized_error
 from lantern_accel.errors import CheckpointError
 
 #: Keys that released files may carry and that hold nothing we need.
@@ -136,7 +136,7 @@ def mismatch(what: str, name: str, given: list[int], wanted: list[int]) -> Check
     )
 
 
-def checked(
+def check_tensors(
     module: nn.Module,
     checkpoint: Checkpoint,
     recipes: Mapping[str, Recipe],
@@ -156,7 +156,7 @@ def checked(
     for key in filter(checkpoint.__contains__, used):
         if checkpoint.dtype(key) not in PLAIN:
             kind = str(checkpoint.dtype(key)).removeprefix("torch.")
-            raise kind_of(checkpoint) or quantized(checkpoint.path, f"{key} holds {kind}")
+            raise kind_of(checkpoint) or quantized_error(checkpoint.path, f"{key} holds {kind}")
     found = {name: keys for name, keys in wanted.items() if there.issuperset(keys)}
     for name, keys in found.items():
         shapes = [checkpoint.shape(key) for key in keys]
@@ -216,7 +216,7 @@ def fill(
     read where keys, shapes or kinds of numbers disagree with the module's, later where a tensor holds
     values that are not numbers.
     """
-    own = checked(module, checkpoint, recipes, what, unneeded)
+    own = check_tensors(module, checkpoint, recipes, what, unneeded)
     total = sum(checkpoint.size_of(key) for name in own for key in recipes[name].sources)
     done, staging = 0, _Staging()
     for name, parameter in own.items():

@@ -122,7 +122,7 @@ class _SafetensorsFile(HeldFile):
         listed.pop("__metadata__", None)
         for key, said in listed.items():
             if said["dtype"] not in _DTYPES:
-                raise quantized(path, f"numbers of the format {said['dtype']}")
+                raise quantized_error(path, f"numbers of the format {said['dtype']}")
             self.headers[key] = (tuple(said["shape"]), _DTYPES[said["dtype"]])
             self.places[key] = (8 + size + said["data_offsets"][0], None)
 
@@ -176,7 +176,7 @@ class _PickleFile(HeldFile):
                 "a model's weights"
             )
         if any(isinstance(one, Mapping) and "W_q" in one for one in state.values()):
-            raise quantized(self.path, "HQQ")
+            raise quantized_error(self.path, "HQQ")
         tensors = {k: v for k, v in state.items() if isinstance(v, Tensor)}
         foreign = next((key for key in tensors if not isinstance(key, str)), None)
         if foreign is not None:
@@ -271,7 +271,7 @@ def _open_file(path: Path) -> HeldFile:
             "download the file"
         )
     if start.startswith(b"GGUF"):
-        raise quantized(path, "GGUF")
+        raise quantized_error(path, "GGUF")
     try:
         made = (_SafetensorsFile if path.suffix == ".safetensors" else _PickleFile)(path)
         if not made.tensors:
@@ -286,7 +286,7 @@ def _open_file(path: Path) -> HeldFile:
             # torch's own words advise to read the file as code.
             raise _foreign(path) from None
         if library := re.match("torchao|bitsandbytes|optimum.quanto|hqq", wanted):
-            raise quantized(path, library[0]) from None
+            raise quantized_error(path, library[0]) from None
         raise CheckpointError(
             f"{path} cannot be read as a checkpoint: its pickle wants to run code ({wanted}), which is "
             "refused; get the weights as .safetensors, or save the bare state dict again where you "
@@ -302,7 +302,7 @@ def _open_file(path: Path) -> HeldFile:
         raise _unreadable(path, error) from error
 
 
-def quantized(path: Path, kind: str) -> CheckpointError:
+def quantized_error(path: Path, kind: str) -> CheckpointError:
     """Return the error for weights of a quantized ``kind``."""
     return CheckpointError(
         f"{path} is quantized ({kind}), and only bfloat16, float16 and float32 can be read; load the "
@@ -452,11 +452,11 @@ def open_checkpoint(path: Path) -> Checkpoint:
                 f"{path / name} lacks {key}, which the folder's index says it holds; fetch that file "
                 "again"
             )
-    _tell_of_others(checkpoint, names)
+    _warn_of_others(checkpoint, names)
     return checkpoint.unwrap()
 
 
-def _tell_of_others(checkpoint: Checkpoint, names: list[str]) -> None:
+def _warn_of_others(checkpoint: Checkpoint, names: list[str]) -> None:
     """Warn where a folder has its weights in the other format as well, with other values."""
     folder, suffix = checkpoint.path, Path(names[0]).suffix
     usual = (p for p in folder.iterdir() if p.name in SINGLE or _SHARD.match(p.name))
@@ -548,7 +548,7 @@ def _shard_sets(names: Iterable[str]) -> list[list[str]]:
     ]
 
 
-def beside_weights(folder: Path) -> list[Path]:
+def list_other_checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoint files in a folder of weights that are none of the folder's own."""
     there = [p for p in sorted(folder.iterdir()) if p.suffix in SUFFIXES and p.is_file()]
     no = re.compile(rf"\.|{TRAINERS.pattern}|{_SHARD.pattern}")

@@ -82,7 +82,7 @@ def conform(
 
     for name, reason in broken_families().items():
         say(f"{reason}; its models are not checked", label=f"family {name}", to_stderr=True)
-    tell: dict[str, Any] = {} if as_json else {"on_outcome": _tell}
+    tell: dict[str, Any] = {} if as_json else {"on_outcome": _print_outcome}
     tell["on_wait"] = lambda check, doing, seconds: say(
         f"{doing or 'running'}, {seconds:.0f} s", label=check, style="dim", to_stderr=True
     )
@@ -112,10 +112,10 @@ def conform(
 
 def _differ(reports: tuple[Path, Path], as_json: bool) -> None:
     from lantern_accel.device.conformance import Report, difference
-    from lantern_accel.store import read_json, validated
+    from lantern_accel.store import read_json, validate_file
 
     command = "lantern-accel conform DEVICE"
-    old, new = (validated(Report, path, read_json(path, command)) for path in reports)
+    old, new = (validate_file(Report, path, read_json(path, command)) for path in reports)
     found = difference(old, new)
     if as_json:
         typer.echo(found.model_dump_json(indent=2))
@@ -126,7 +126,7 @@ def _differ(reports: tuple[Path, Path], as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _tell(outcome: Outcome) -> None:
+def _print_outcome(outcome: Outcome) -> None:
     text = f"{outcome.name}: {outcome.detail}"
     if outcome.error is not None:
         text += f" (error {outcome.error:.2g}, tolerance {outcome.tolerance:.2g})"

@@ -48,7 +48,7 @@ class _Notes(logging.Handler):
 
 
 @contextmanager
-def telling(quiet: bool) -> Iterator[None]:
+def print_log(quiet: bool) -> Iterator[None]:
     """Print what the package logs of its work on standard error, unless ``quiet``."""
     log, handler = logging.getLogger("lantern_accel"), _Notes()
     before = log.level

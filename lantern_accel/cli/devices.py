@@ -29,7 +29,7 @@ def devices(
 ) -> None:
     """List devices, with the reason if one is unavailable, and supported host libraries."""
     from lantern_accel.device.plugins import devices_report, open_backend
-    from lantern_accel.families.releases import TESTED, installed, problem
+    from lantern_accel.families.releases import TESTED, find_release, problem
 
     if device is not None:
         with stdout_to_stderr(), open_backend(device) as backend:
@@ -50,9 +50,9 @@ def devices(
         if verbose and one.state == "ready":
             with open_backend(one.name) as backend:
                 _say_steps(_own_steps(backend))
-    for library in filter(installed, TESTED):
+    for library in filter(find_release, TESTED):
         say(
-            problem(library) or f"{installed(library)}, a tested release",
+            problem(library) or f"{find_release(library)}, a tested release",
             label=library,
             style="dim",
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from lantern_accel.cli.console import bar, note, print_json, say, telling, warn
+from lantern_accel.cli.console import bar, note, print_json, print_log, say, warn
 from lantern_accel.cli.options import LoadingParts, strategy_words, with_options
 from lantern_accel.errors import RequestError
 from lantern_accel.files import write_json
@@ -23,7 +23,7 @@ from lantern_accel.strategy.choose import read_strategy
 from lantern_accel.strategy.values import StaticTree
 
 if TYPE_CHECKING:
-    from lantern_accel.cli.pictures import Pictures
+    from lantern_accel.cli.output_images import OutputImages
     from lantern_accel.generation.pipeline import Pipeline
     from lantern_accel.generation.result import GenerationResult, GenerationStats
 
@@ -89,7 +89,7 @@ def generate(
 
     Example: lantern-accel generate "red heart" --seed 7 -o heart.png
     """
-    from lantern_accel.cli.pictures import Pictures, check_files, free_name
+    from lantern_accel.cli.output_images import OutputImages, check_files, free_name
 
     made = None
     if like is not None:
@@ -128,15 +128,15 @@ def generate(
         output = Path("lantern.png") if overwrite or resume else free_name(files)
     check_files(output, stats_path, files, overwrite=overwrite, resume=resume)
     loading = load.opened(quiet, size=asked.size, strategy=asked.drafting)
-    with made.opened(loading) if made else loading as pipeline:
+    with made.open_pipeline(loading) if made else loading as pipeline:
         prompt = words[0] if len(words) == 1 else words
         pipeline.request(prompt, **settings)
         asks = asked_of(load.keywords(), asked.model_dump())
-        pictures = Pictures(output, words, count // len(words), not grid, asks, not no_metadata)
+        pictures = OutputImages(output, words, count // len(words), not grid, asks, not no_metadata)
         if resume:
             pictures.resume(asked.seed, overwrite)
         try:
-            result = _draw(pipeline, prompt, settings, pictures, quiet, made)
+            result = _generate_missing(pipeline, prompt, settings, pictures, quiet, made)
         except BaseException:  # Ctrl-C and a lost device too: what is finished is kept
             if kept := pictures.keep():
                 warn(", ".join(map(str, kept)), "kept")
@@ -145,7 +145,7 @@ def generate(
         pictures.write_tokens(result)
     elif grid:
         pictures.write_grid(asked.num_images or 1)
-    pictures.done()
+    pictures.discard_notes()
     if made and result is not None and not quiet:
         _compare(made, result.stats)
     stats = [] if result is None else result.stats.model_dump(mode="json")
@@ -176,11 +176,11 @@ def _compare(like: Like, stats: GenerationStats) -> None:
     warn(f"the tokens are not those of {like.path}: {why or 'its batch was another'}", "differs")
 
 
-def _draw(
+def _generate_missing(
     pipeline: Pipeline,
     prompt: str | int | Sequence[str | int],
     settings: dict[str, Any],
-    pictures: Pictures,
+    pictures: OutputImages,
     quiet: bool,
     like: Like | None = None,
 ) -> GenerationResult | None:
@@ -201,7 +201,7 @@ def _draw(
     if like is not None:  # one image of those under its seed
         decision = like.decision.model_copy(update=pipeline.runtime.place)
         only, settings = [like.image], {**settings, "decision": decision}
-    with telling(quiet), bar("decoding", quiet, unit="tokens") as report:
+    with print_log(quiet), bar("decoding", quiet, unit="tokens") as report:
         return pipeline.generate(
             prompt,
             on_progress=report,

@@ -84,7 +84,7 @@ def _preset_cells(row: dict[str, Any]) -> list[str]:
 
 
 def _model_rows(parts: bool, memory: bool) -> list[dict[str, object]]:
-    from lantern_accel.families.registry import family_names, parts_of, published
+    from lantern_accel.families.registry import family_names, list_published, parts_of
     from lantern_accel.models.bundle import bundled_models, read_manifest
     from lantern_accel.models.hub import at_hand
 
@@ -107,7 +107,7 @@ def _model_rows(parts: bool, memory: bool) -> list[dict[str, object]]:
     rows = []
     for folder in bundled_models().values():
         rows.append(row(read_manifest(folder), "model", "bundled", [], True))
-    for one in published(None if parts else "model"):
+    for one in list_published(None if parts else "model"):
         needed = [one, *parts_of(one).values()]
         here = one.family in family_names() and one.kind == "model"
         rows.append(row(one, one.kind, one.repo, needed, here))

@@ -74,7 +74,7 @@ class Child:
             self.end(signal.SIGKILL)  # what it started may hold the device
         lines.put((self, ""))
 
-    def tell(self, message: Mapping[str, object]) -> None:
+    def send(self, message: Mapping[str, object]) -> None:
         """Send a message; a process that has ended gets none."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
@@ -148,7 +148,7 @@ class KitRun:
             self.fresh = Report(**fresh)
             self.names = list(kit.select(list(only), dict.fromkeys(self.known)))  # type: ignore[arg-type]  # names
             if resume is not None and resume.is_file():
-                self.outcomes = _kept(resume, self.fresh)
+                self.outcomes = _load_outcomes(resume, self.fresh)
             self.on_report(self.now())
             idle = self._run(first)
             if certificate is not None:
@@ -170,7 +170,7 @@ class KitRun:
             environ.setdefault("OMP_NUM_THREADS", str(threads))
         child = Child(environ, self._lines)
         self._running[child] = place
-        child.tell({"device": self.device, "options": dict(self.options), "limit": self.limit})
+        child.send({"device": self.device, "options": dict(self.options), "limit": self.limit})
         return child
 
     def _next(self) -> tuple[Child, str, Any]:
@@ -226,7 +226,7 @@ class KitRun:
                 child, idle = idle or self._start(), None
                 child.group = wait.pop(0)
                 child.left = groups[child.group]
-                child.tell({"checks": child.left})
+                child.send({"checks": child.left})
                 continue
             child, kind, what = self._next()
             if kind == "outcome":
@@ -267,7 +267,7 @@ class KitRun:
         given: dict[str, object] = {"report": report, "known": self.known}
         given |= {"counters": self.counters, "watch": not self.late, "command": command}
         child = idle or self._start()
-        child.tell({"certify": [str(path), given]})
+        child.send({"certify": [str(path), given]})
         for word in ("done", "ended"):
             self._until(word, child, "makes the certificate")
 
@@ -285,11 +285,11 @@ class KitRun:
                 child.end(signal.SIGKILL)
 
 
-def _kept(path: Path, fresh: Report) -> dict[str, Outcome]:
+def _load_outcomes(path: Path, fresh: Report) -> dict[str, Outcome]:
     """Return the outcomes of an earlier run of the same backend, torch and device."""
-    from lantern_accel.store import check_same, read_json, validated
+    from lantern_accel.store import check_same, read_json, validate_file
 
-    stored = validated(Report, path, read_json(path, "lantern-accel conform"))
+    stored = validate_file(Report, path, read_json(path, "lantern-accel conform"))
     parts = ("backend", "backend_version", "device", "device_name", "simulated", "torch")
     theirs, ours = ({name: getattr(one, name) for name in parts} for one in (stored, fresh))
     check_same(path, theirs, ours, "file with -o")

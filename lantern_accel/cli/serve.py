@@ -14,7 +14,7 @@ import typer
 from lantern_accel.bounds import MOST_BATCH, MOST_SECONDS
 from lantern_accel.cli.console import say, warn
 from lantern_accel.cli.options import LoadingParts, strategy_words, with_options
-from lantern_accel.errors import RequestError, shown
+from lantern_accel.errors import RequestError, show
 from lantern_accel.serving.keys import KEYS, read_keys
 
 
@@ -110,7 +110,7 @@ def _origin(text: str) -> str:
     if found != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+", found):
         raise RequestError(
             f"--cors takes an origin, which is a scheme and a host such as https://example.org, or *; "
-            f"not {shown(text)}"
+            f"not {show(text)}"
         )
     return found
 
@@ -119,7 +119,7 @@ def _root_path(text: str) -> str:
     """Return a path with a slash before it and none behind; raises RequestError for what is none."""
     found = text.strip().strip("/")
     if re.search(r"[\s?#%]|:/", found):
-        raise RequestError(f"--root-path takes a path such as /images, not {shown(text)}")
+        raise RequestError(f"--root-path takes a path such as /images, not {show(text)}")
     return f"/{found}" if found else ""
 
 

@@ -21,7 +21,7 @@ from lantern_accel.decoding.draft_test import (
     lift,
     normalise,
     residual,
-    residual_price,
+    residual_loss,
     weight_of,
 )
 from lantern_accel.decoding.logits import Filters, TokenChooser, distribution
@@ -53,7 +53,7 @@ def accept(
     probs, allowed = distribution(logits, filters), None
     if masked and rule.residual == "official":
         allowed = (logits > float("-inf")).float()
-    return accept_sampling(tree, probs, rule, uniforms, bonus_uniform, allowed, filters.draw)
+    return accept_sampling(tree, probs, rule, uniforms, bonus_uniform, allowed, filters.sample)
 
 
 def accept_sampling(
@@ -63,7 +63,7 @@ def accept_sampling(
     uniforms: Tensor,
     bonus_uniform: Tensor,
     allowed: Tensor | None = None,
-    draw: Callable[[Tensor, Tensor], Tensor] = REFERENCE.draw,
+    draw: Callable[[Tensor, Tensor], Tensor] = REFERENCE.sample,
 ) -> Accepted:
     """Test every family of siblings in order, then follow the children that are kept.
 
@@ -80,14 +80,14 @@ def accept_sampling(
         return Accepted(root.unsqueeze(1), root, draw(p, bonus_uniform), p, p[:, :0])
     inner = _rows(probs, tree.inner)
     allowed = None if allowed is None else _rows(allowed, tree.inner)
-    chosen, price, left = _test_families(tree, inner, rule, uniforms, allowed)
+    chosen, quality_loss, left = _test_families(tree, inner, rule, uniforms, allowed)
     path = [root, chosen[:, 0]]
     while len(path) <= depth:
         path.append(entry_at(chosen, path[-1]))
     node, steps = path[-1], torch.stack(path, dim=1)
     length = entry_at(tree.depth, node)
     levels = torch.arange(depth, dtype=length.dtype, device=length.device)
-    paid = price.gather(1, steps[:, :-1]).masked_fill(levels > length.unsqueeze(1), 0)
+    paid = quality_loss.gather(1, steps[:, :-1]).masked_fill(levels > length.unsqueeze(1), 0)
     if tree.group is None or tree.inner is None:
         p = row_at(left, node)
     else:
@@ -113,7 +113,7 @@ def entry_at(table: Tensor, node: Tensor) -> Tensor:
     return table.gather(1, node.unsqueeze(1)).squeeze(1)
 
 
-def _drafted(q: Tensor, x: list[Tensor]) -> tuple[list[Tensor], Tensor]:
+def _gather_proposals(q: Tensor, x: list[Tensor]) -> tuple[list[Tensor], Tensor]:
     """Return what each sibling was sampled from, ``[B, G, V]``, and its probability, ``[B, W, G]``."""
     rows = [q]
     for code in x[:-1]:
@@ -151,12 +151,12 @@ def _test_families(
     rows: Sequence[Tensor | None] = [None] * ranks
     shares = torch.ones(child.shape, device=p.device)
     if q is not None:
-        rows, shares = _drafted(q, list(x.unbind(1)))
+        rows, shares = _gather_proposals(q, list(x.unbind(1)))
         live, bar = live & (shares > 0), bar * shares
     codes = rule.codes(x)
     left = None if rule.budget is None else rule.budget.expand(parent.shape)
     chosen, free = parent, parent >= 0  # all: a compiler may have no kernel that fills booleans
-    price = torch.zeros(parent.shape, device=p.device)
+    quality_loss = torch.zeros(parent.shape, device=p.device)
     tried: list[tuple[Tensor, Tensor]] = []
     for c in range(ranks):
         open_ = live[:, c] & free
@@ -168,10 +168,10 @@ def _test_families(
         if rule.relaxed:
             tried.append((found.px, torch.where(open_, found.mass, found.px)))
             if rule.residual == "official":
-                price = price + residual_price(rule, found, after) * refused
+                quality_loss = quality_loss + residual_loss(rule, found, after) * refused
             if left is not None and most is not None:
                 # The next sibling is tried with probability 1 - f, so it may cost that much more.
-                rest = (most - found.price).clamp(min=0.0) / (1.0 - found.probability).clamp(
+                rest = (most - found.quality_loss).clamp(min=0.0) / (1.0 - found.probability).clamp(
                     min=1e-6
                 )
                 left = torch.where(refused, rest.clamp(max=1.0), left)
@@ -180,11 +180,11 @@ def _test_families(
         free = free ^ kept
     if tried:
         px, mass = (torch.stack(each, dim=1) for each in zip(*tried, strict=True))
-        price = price + lift(px, mass, shares).sum(dim=1)
+        quality_loss = quality_loss + lift(px, mass, shares).sum(dim=1)
     if inner is not None:  # from groups to nodes
         chosen = nodes.scatter(1, inner, chosen)
-        price = torch.zeros(nodes.shape, device=p.device).scatter(1, inner, price)
-    return chosen, price, p
+        quality_loss = torch.zeros(nodes.shape, device=p.device).scatter(1, inner, quality_loss)
+    return chosen, quality_loss, p
 
 
 def deepest(tree: DraftTree, kept: Tensor) -> tuple[Tensor, Tensor]:
@@ -228,8 +228,8 @@ def accept_invariant(
         return Accepted(node.unsqueeze(1), node, chosen[:, 0], weights[:, 0], weights[:, 0, :0])
     path, kept = deepest(tree, tree.tokens == chosen.gather(1, tree.parent))
     last = entry_at(path, kept)
-    price = torch.zeros(len(path), path.shape[1] - 1, device=path.device)
-    return Accepted(path, kept, entry_at(chosen, last), row_at(weights, last), price)
+    quality_loss = torch.zeros(len(path), path.shape[1] - 1, device=path.device)
+    return Accepted(path, kept, entry_at(chosen, last), row_at(weights, last), quality_loss)
 
 
 def accept_greedy(tree: DraftTree, logits: Tensor, rule: Rule) -> Accepted:

@@ -1,7 +1,7 @@
 """Chooses how much of the cache a step reads: buckets of visible slots, and which one is next.
 
 Attention reads every slot that it is given. The host learns lengths late: until it does, it goes by the
-most tokens that steps can have added (:class:`~.course.HostLoop`), so that no bucket is left too late.
+most tokens that steps can have added (:class:`~.host_loop.HostLoop`), so that no bucket is left too late.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FIRST = 256
 #: A bucket this close to the one after it saves less than its graph costs.
 APART = 1.2
 #: The share of a step's bytes that a bucket spares at least, where its graph takes long to compile.
-WORTH = 0.05
+SAVING = 0.05
 
 
 def buckets(
@@ -48,21 +48,21 @@ def buckets(
 def usual(g: Geometry, layout: KVLayout, ops: TensorOps, target: object = None) -> list[int]:
     """Return the buckets of an engine's cache below the whole, as its device lays caches out.
 
-    Where graphs compile long, only those that spare :data:`WORTH` of a step's bytes, with ``target``'s.
+    Where graphs compile long, only those that spare :data:`SAVING` of a step's bytes, with ``target``'s.
     """
     if ops.preferences.skips_hidden:
         return []
 
-    def aligned(slots: int) -> int:
+    def round_up(slots: int) -> int:
         at = layout
         return ops.kv_layout(at.layers, at.rows, slots, at.heads, at.head_dim, at.dtype).capacity
 
-    found = buckets(layout.capacity, g.prefix + g.ahead, aligned)
+    found = buckets(layout.capacity, g.prefix + g.ahead, round_up)
     if not ops.preferences.compiles:
         return found
     parts = (target.parameters(), target.buffers()) if isinstance(target, nn.Module) else ()
     step = layout.nbytes + sum(one.nbytes for part in parts for one in part)
-    least = WORTH * step * layout.capacity / layout.nbytes
+    least = SAVING * step * layout.capacity / layout.nbytes
 
     def read(without: int = 0) -> float:
         """Return the slots that a step reads without a bucket, on average over an image's tokens."""

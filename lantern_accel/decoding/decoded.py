@@ -12,13 +12,13 @@ class Decoded:
     """What decoding gives, on the host: tokens int64 ``[B, N]`` and counters.
 
     ``steps [B]`` target forwards after prefill; ``histogram [B, D + 1]`` steps by accepted drafts;
-    ``price [B]`` what relaxation cost, summed over tokens (:class:`~.trees.Accepted`).
+    ``quality_loss [B]`` what relaxation cost, summed over tokens (:class:`~.trees.Accepted`).
     """
 
     tokens: Tensor
     steps: Tensor
     histogram: Tensor
-    price: Tensor
+    quality_loss: Tensor
 
     @property
     def step_compression(self) -> float:

@@ -51,7 +51,7 @@ class DraftInitializer:
             source = np.where(source < 0, last, source)
             self._source = torch.tensor(source, dtype=index, device=device)
         self.uniform = torch.full((1, g.vocab), 1.0 / g.vocab, device=device)
-        allowed = target.allowed()
+        allowed = target.allowed_codes()
         self.kinds = None if allowed is None else allowed.kind
         self.open = None if allowed is None else (allowed.penalty == 0).float()
         if self.open is not None:

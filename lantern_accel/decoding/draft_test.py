@@ -62,7 +62,7 @@ class DraftTest:
         return (self.mass / self.qx.clamp(min=TINY)).clamp(max=1.0)
 
     @property
-    def price(self) -> Tensor:
+    def quality_loss(self) -> Tensor:
         """What the test adds to the total variation (:func:`lift`)."""
         return lift(self.px, self.mass, self.qx)
 
@@ -100,7 +100,7 @@ def examine(
         return DraftTest(p, q, x, px, qx, px, None, near_mass, None)
     near = codes[..., 1:] if codes.shape[-1] > 1 else None
     k = rule.acceptance.k
-    absorbed, extra = rule.borrowed(Tried(px, qx, near_mass[..., :k], p, x, depth, q))
+    absorbed, extra = rule.count_neighbours(Tried(px, qx, near_mass[..., :k], p, x, depth, q))
     mass = px + extra
     if left is not None:
         mass = torch.minimum(mass, px + left * qx)
@@ -150,7 +150,7 @@ def residual(rule: Rule, test: DraftTest, allowed: Tensor | None = None) -> Tens
     return normalise((target - q).clamp(min=0.0), p)
 
 
-def residual_price(rule: Rule, test: DraftTest, after: Tensor) -> Tensor:
+def residual_loss(rule: Rule, test: DraftTest, after: Tensor) -> Tensor:
     """Return what a less than ideal residual adds to the quality loss of a rejection, ``[...]``."""
     if test.q is not None:
         ideal = normalise((test.p - test.q).clamp(min=0.0), test.p)

@@ -76,13 +76,13 @@ class DraftSource(ABC, Generic[Value, S, D, J]):
         self.verifying = given.verifying
 
     @classmethod
-    def chosen(cls, strategy: Strategy, greedy: bool) -> type[Source]:
+    def select_class(cls, strategy: Strategy, greedy: bool) -> type[Source]:
         """Return the class that serves a strategy."""
         return cls
 
     @classmethod
     @abstractmethod
-    def sized(cls, g: Geometry, value: Value, given: Sizing) -> Geometry:
+    def add_sizes(cls, g: Geometry, value: Value, given: Sizing) -> Geometry:
         """Return a step's sizes, of ``g``, those that all sources have."""
 
     @classmethod
@@ -151,8 +151,8 @@ SERVED: dict[type[DraftConfig], type[Source]] = {}
 def register(source: type[DraftConfig]) -> Callable[[Serving], Serving]:
     """Say what serves a source: ``@register(MySource)`` above a subclass of :class:`DraftSource`."""
 
-    def registered(made: Serving) -> Serving:
+    def add_class(made: Serving) -> Serving:
         SERVED[source] = made
         return made
 
-    return registered
+    return add_class

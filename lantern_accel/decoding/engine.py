@@ -76,14 +76,16 @@ class Engine:
             source = source.of_length(lengths[-1])
         self.ops, self.greedy = ops, sampling.greedy
 
-        def served(source: DraftConfig, longest: Geometry | None) -> tuple[type[Source], Geometry]:
+        def choose_source(
+            source: DraftConfig, longest: Geometry | None
+        ) -> tuple[type[Source], Geometry]:
             part = strategy.with_drafts(source)
             made_by = serving(part, sampling.greedy)
             g = geometry_of(target, drafter, part, sampling, batch)
             given = Sizing(target, sampling.greedy, longest)
-            return made_by, made_by.sized(g, source, given)
+            return made_by, made_by.add_sizes(g, source, given)
 
-        kind, g = served(source, None)
+        kind, g = choose_source(source, None)
         self.session = session = Session(
             target, drafter if g.drafted else None, ops, strategy, sampling, g, kind.state_type,
             neighbours=neighbours, rewritten=kind.rewrites,
@@ -98,7 +100,7 @@ class Engine:
         for length in lengths[:-1]:
             part = kind.shorter(source, length)
             self.by_length[length] = Step(
-                session, part, *served(part, session.geometry), longest=self.source
+                session, part, *choose_source(part, session.geometry), longest=self.source
             )
         self.now = lengths[-1] or self.geometry.depth + 1
         self.by_length[self.now] = self.longest
@@ -282,7 +284,7 @@ class Engine:
                 on_progress(min(progress.known))
             if progress.complete:
                 self.finish()
-                return self.decoded()
+                return self.read_tokens()
 
     def finish(self) -> None:
         """Read what is posted, so that the next request reads none of it; check the steps."""
@@ -290,13 +292,13 @@ class Engine:
             self.course.read()
         self._require_replayed(self.course.index)
 
-    def decoded(self, rows: slice = slice(None)) -> Decoded:
+    def read_tokens(self, rows: slice = slice(None)) -> Decoded:
         """Return the tokens and counters of the request, or of some of its images, on the host."""
         state = self.state
         counts = state.tokens[:, : self.geometry.tokens], state.steps, state.histogram
         with torch.inference_mode(False):  # a caller's own, to learn from
             a, b, c = (one[rows].to("cpu", torch.int64, copy=True) for one in counts)
-            return Decoded(a, b, c, state.price[rows].to("cpu", copy=True))
+            return Decoded(a, b, c, state.quality_loss[rows].to("cpu", copy=True))
 
     def not_finite(self, row: int, passes: int) -> NotFiniteError:
         """Return the error of NaN or infinite logits after ``passes`` passes."""

@@ -45,9 +45,9 @@ class Filters:
         self.tables: tuple[object, ...] = () if table is None else (table,)
         self._sums = () if sums is None else (sums,)
 
-    def draw(self, weights: Tensor, uniform: Tensor) -> Tensor:
+    def sample(self, weights: Tensor, uniform: Tensor) -> Tensor:
         """Sample codes of the shape of ``uniform``, as :meth:`.SamplingOps.draw` does."""
-        return self.ops.draw(weights, uniform, *self._sums)
+        return self.ops.sample(weights, uniform, *self._sums)
 
     @classmethod
     def of(cls, sampling: Sampling) -> Filters:
@@ -118,7 +118,7 @@ class TokenChooser:
             return ops.race(weights, self.keys, positions)
         return self.scores(weights, positions).argmax(dim=-1).to(ops.index)
 
-    def ranked(self, weights: Tensor, positions: Tensor, count: int) -> Tensor:
+    def rank(self, weights: Tensor, positions: Tensor, count: int) -> Tensor:
         """Return the first ``count`` codes of the race, the winner first: ``[B, T, count]``."""
         ops = self.filters.ops
         if self.table is None:

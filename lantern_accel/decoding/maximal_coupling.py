@@ -40,7 +40,7 @@ def couple(
     q: Tensor,
     tests: Tensor,
     draws: Tensor,
-    draw: Callable[[Tensor, Tensor], Tensor] = REFERENCE.draw,
+    draw: Callable[[Tensor, Tensor], Tensor] = REFERENCE.sample,
 ) -> Coupled:
     """Test the drafts, replace the first that fails, draw those behind it again.
 

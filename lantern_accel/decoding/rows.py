@@ -58,7 +58,7 @@ class Branches:
             return images.expand(self.branches, *images.shape[1:])
         return torch.cat([images] * self.branches)
 
-    def masked(self, images: Tensor) -> Tensor:
+    def repeat_images(self, images: Tensor) -> Tensor:
         """Repeat a tensor of images so that it meets masks."""
         return self.rows(images) if self.own else images
 

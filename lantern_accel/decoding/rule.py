@@ -48,12 +48,12 @@ class Rule:
         reads = self.acceptance.k > 0
         return self.acceptance.relaxed and (self.neighbours is not None or not reads)
 
-    def borrowed(self, tried: Tried) -> tuple[Tensor, Tensor]:
+    def count_neighbours(self, tried: Tried) -> tuple[Tensor, Tensor]:
         """Return how many neighbours count and the mass that they add (:class:`AcceptancePlan`)."""
         runtime_params = self.runtime_params
         if runtime_params is None:
             runtime_params = torch.tensor(self.acceptance.runtime_values(), device=tried.px.device)
-        return self.acceptance.borrowed(tried, runtime_params)
+        return self.acceptance.count_neighbours(tried, runtime_params)
 
     def codes(self, x: Tensor) -> Tensor:
         """Return codes ``x [...]``, each with its neighbours behind it where the rule reads some."""

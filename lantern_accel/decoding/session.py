@@ -17,7 +17,7 @@ from lantern_accel.decoding.state import FiniteGuard, RuntimeParams, State
 from lantern_accel.decoding.target import CacheSizes, Drafter, Target
 from lantern_accel.decoding.verify import TargetRunner
 from lantern_accel.device.kv_cache import KVCache
-from lantern_accel.device.noise import draw_uniforms, noise_keys
+from lantern_accel.device.noise import noise_keys, sample_uniforms
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import RequestError, StrategyError
 from lantern_accel.strategy.sampling import Sampling
@@ -68,7 +68,7 @@ class Session:
         self.runtime_params = values
         sums = ops.tables(g.vocab, device).sums
         cut = None
-        if target.undrawn:  # then the filters come before the last that is masked, not after
+        if target.unsampled:  # then the filters come before the last that is masked, not after
             early = Filters(sampling, values.temperature, values.top_p, ops).given
             filters_none = sampling.greedy or (early.top_k == 0 and early.top_p is None)
             cut = Cut(g.vocab, None if filters_none else early, ops)
@@ -77,7 +77,7 @@ class Session:
         self.rule = self._rule(neighbours, device)
         image_scale = None if sampling.cfg_scale_image is None else values.image_scale
         scale = values.scale if sampling.guided else None
-        guidance = Guidance(scale, image_scale, target.allowed(), ops, cut)
+        guidance = Guidance(scale, image_scale, target.allowed_codes(), ops, cut)
         self.state = state_type(g, target.condition_buffer(g.rows), dtype, ops.index, device)
         noise = self.state.noise if g.tabled else None
         self.choices = TokenChooser(self.state.keys, self.filters, self.greedy, noise)
@@ -174,7 +174,7 @@ class Session:
         g, device = self.geometry, self.state.length.device
         if g.keyed:
             return noise_keys(seed, images).to(device)
-        return draw_uniforms(seed, images, g.tokens, g.columns).to(device)
+        return sample_uniforms(seed, images, g.tokens, g.columns).to(device)
 
     def first_token(self, logits: Tensor) -> Tensor:
         """Sample the image's first token from guided ``logits [B, V]``, the prefill's, and keep it.
@@ -189,6 +189,6 @@ class Session:
             place = self.verifying.first.unsqueeze(1)
             token = self.choices.of(weights.unsqueeze(1), place).squeeze(1)
         else:
-            token = self.filters.draw(weights, state.uniforms[:, 0, -1])
+            token = self.filters.sample(weights, state.uniforms[:, 0, -1])
         state.begin(token)
         return weights

@@ -63,7 +63,7 @@ class State(StaticBuffers):
         self.step = ints(1)
         self.steps = ints(g.batch)
         self.histogram = ints(g.batch, g.depth + 1)
-        self.price = zeros(g.batch)
+        self.quality_loss = zeros(g.batch)
         self.last_length = ints(g.batch)
         self.start = ints(g.rows if g.own_prompts else 0)
         #: What a step may gain, by the columns of the histogram.
@@ -78,7 +78,7 @@ class State(StaticBuffers):
         self.tokens[:, 0].copy_(token)
         self.step.fill_(1)
 
-    def drawn(self, back: int = 0) -> Tensor:
+    def get_uniforms(self, back: int = 0) -> Tensor:
         """Return the uniforms ``[B, columns]`` of this step, or of the one ``back`` before it."""
         step = self.step - back if back else self.step
         now = step.clamp(max=self.uniforms.shape[1] - 1)

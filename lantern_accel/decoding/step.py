@@ -18,7 +18,7 @@ from lantern_accel.device.plan import (
     StepPlan,
     StepSizes,
     TargetModel,
-    declared,
+    list_buffers,
 )
 from lantern_accel.strategy.sources import DraftConfig
 
@@ -108,7 +108,7 @@ class Step:
         )
         held = state.buffers | finite.buffers | {"finite": finite.count}
         drawn = {"uniforms": not g.keyed, "keys": g.keyed and not session.greedy}
-        read = {name: True for name, _ in declared(Buffers)} | drawn | {"start": g.own_prompts}
+        read = {name: True for name, _ in list_buffers(Buffers)} | drawn | {"start": g.own_prompts}
         buffers = Buffers(**{name: one for name, one in held.items() if read.get(name)})
         found = StepPlan(
             sizes, source, session.filters.given, session.rule.given, session.greedy, buffers,

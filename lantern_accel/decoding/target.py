@@ -85,10 +85,10 @@ class Target(HasRotary, Protocol):
         """Return a zeroed buffer that holds the condition of ``rows`` rows."""
 
     @property
-    def undrawn(self) -> int:
+    def unsampled(self) -> int:
         """Ids behind the codes that filters count and that are never sampled; mostly 0."""
 
-    def allowed(self) -> Allowed | None:
+    def allowed_codes(self) -> Allowed | None:
         """Return which codes each image token may be; None: any."""
 
     def guidance_scales(self, cfg_scale: float) -> Sequence[float] | None:

@@ -50,17 +50,17 @@ class Accepted:
 
     ``path`` integer ``[B, D + 1]``: nodes from the root on, valid up to ``length``, and behind it nodes
     that it has already; ``length`` integer ``[B]``: accepted drafts; ``bonus`` integer ``[B]``: the token
-    after the path (the next root); ``weights`` float32 ``[B, V]``: what it was sampled from; ``price``
-    float32 ``[B, D]``: what relaxation cost the token after each node of the path. Its expectation bounds
-    the total variation between the distribution of that token and the target's; at temperature 0 it
-    is 1 where the token is not the argmax.
+    after the path (the next root); ``weights`` float32 ``[B, V]``: what it was sampled from;
+    ``quality_loss`` float32 ``[B, D]``: what relaxation cost the token after each node of the path. Its
+    expectation bounds the total variation between the distribution of that token and the target's; at
+    temperature 0 it is 1 where the token is not the argmax.
     """
 
     path: Tensor
     length: Tensor
     bonus: Tensor
     weights: Tensor
-    price: Tensor
+    quality_loss: Tensor
 
 
 def topology_of(

@@ -300,7 +300,7 @@ class Backend(Device, TensorOps, Training):
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        forks.tell(self)
+        forks.report_in_children(self)
 
     def __enter__(self) -> Backend:
         return self
@@ -343,7 +343,7 @@ def dtype_policy(backend: Backend, requested: str = "auto") -> DTypePolicy:
     return DTypePolicy(dtype)
 
 
-def recorded(backend: Backend, function: Callable[[], None], name: str) -> Replay:
+def record_replay(backend: Backend, function: Callable[[], None], name: str) -> Replay:
     """Return what :meth:`Backend.capture` makes of ``function``.
 
     Raises NotCapturableError where that is not a :class:`Replay`.

@@ -63,7 +63,7 @@ class Replay:
         It may run the step: the caller loads its request afterwards.
         """
 
-    def timed(self) -> dict[str, float] | None:
+    def time_phases(self) -> dict[str, float] | None:
         """Run the step once; its seconds by phase, None where the recording keeps no phases apart."""
         return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
 
-from lantern_accel.files import kept_dir
+from lantern_accel.files import persistent_dir
 
 #: What was named here, so that another cache folder may be named later in the same process.
 _ours: dict[str, str] = {}
@@ -31,7 +31,7 @@ def keep(
         return
     if any(environ.get(one) for one in also):
         return
-    folder = kept_dir(f"compiled/{name}")
+    folder = persistent_dir(f"compiled/{name}")
     if folder is not None and local is not None:
         folder = local(folder)
     if folder is None or ("," in form and "," in str(folder)):

@@ -130,7 +130,7 @@ def difference(old: Report, new: Report) -> Difference:
     before, after = ({one.name: one for one in report.outcomes} for report in (old, new))
     for name in [*after, *(name for name in before if name not in after)]:
         was, now = before.get(name), after.get(name)
-        told = f"{name}: {_said(was)} -> {_said(now)}"
+        told = f"{name}: {_describe(was)} -> {_describe(now)}"
         if now is not None and now.state == "failed":
             if was is None or was.state != "failed":
                 found.broke.append(told)
@@ -147,7 +147,7 @@ def difference(old: Report, new: Report) -> Difference:
     return found
 
 
-def _said(one: Outcome | None) -> str:
+def _describe(one: Outcome | None) -> str:
     if one is None:
         return "not run"
     return one.state if one.state == "passed" or not one.detail else f"{one.state}, {one.detail}"

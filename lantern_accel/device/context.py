@@ -54,7 +54,7 @@ class _UsualDtype:
 
 
 _usual_dtype = _UsualDtype()
-forks.tell(_usual_dtype)
+forks.report_in_children(_usual_dtype)
 
 
 def _now() -> tuple[list[str], list[TorchFunctionMode]]:

@@ -19,7 +19,7 @@ _known: weakref.WeakSet[Inherited] = weakref.WeakSet()
 _with_torch = False
 
 
-def tell(one: Inherited) -> None:
+def report_in_children(one: Inherited) -> None:
     """Report something in every child of ``fork``, for as long as it lives."""
     _known.add(one)
 

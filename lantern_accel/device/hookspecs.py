@@ -22,7 +22,7 @@ that names a module like this one:
 >>> class Spec(BackendSpec):
 ...     name, summary, api_version = "abacus", "wooden beads", 1
 ...     def probe(self):
-...         return Probe.found("Abacus, 10 rods")
+...         return Probe.of_devices("Abacus, 10 rods")
 ...     def open(self, index, options):
 ...         return Abacus(torch.device("cpu"))
 >>> @hookimpl

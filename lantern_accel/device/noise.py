@@ -49,7 +49,7 @@ def noise_keys(seeds: int | Sequence[int], images: Sequence[int]) -> Tensor:
     return torch.tensor(words, dtype=torch.int64).to(torch.int32)
 
 
-def draw_uniforms(
+def sample_uniforms(
     seed: int | Sequence[int], images: Sequence[int], steps: int, columns: int
 ) -> Tensor:
     """Return float32 uniforms in (0, 1), ``[len(images), steps, columns]``, on the host.
@@ -65,7 +65,7 @@ def draw_uniforms(
     return ((2 * raw + 1).double() / 2**24).clamp(max=1 - HEADROOM).float()
 
 
-def _rotated(x: Tensor, by: int, shift: Shift) -> Tensor:
+def _rotate_left(x: Tensor, by: int, shift: Shift) -> Tensor:
     """Rotate 32-bit words to the left."""
     return (x << by) | (shift(x, 32 - by) & ((1 << by) - 1))
 
@@ -81,7 +81,7 @@ def threefry(
     x0, x1 = x0 + key0, x1 + key1
     for number in range(20):
         x0 = x0 + x1
-        x1 = _rotated(x1, ROTATIONS[number % 8], shift) ^ x0
+        x1 = _rotate_left(x1, ROTATIONS[number % 8], shift) ^ x0
         if number % 4 == 3:
             turn = number // 4 + 1
             x0 = x0 + keys[turn % 3]

@@ -98,7 +98,7 @@ class Ops(Protocol):
         """
         if form is None:
             return weight
-        return self.pack(form.rounded(dense(weight), drafts), drafts=drafts)
+        return self.pack(form.round_matrix(dense(weight), drafts), drafts=drafts)
 
     def linear(
         self, x: Tensor, weight: Weight, bias: Tensor | None = None, sums: bool = False
@@ -178,7 +178,7 @@ class Ops(Protocol):
 
         ``rotary``: what :meth:`rotary` makes, or the pair that it makes it of.
         """
-        return turned(x, rotary).to(x.dtype)
+        return rotate_float32(x, rotary).to(x.dtype)
 
     def rotate_write(
         self, qkv: Tensor, rotary: object, kv: KVCache, layer: int, address: Tensor
@@ -222,7 +222,7 @@ class TensorOps(Ops, SamplingOps, Capture):
     """The reference of all that a model and a step call; it runs on every device that torch knows."""
 
 
-def turned(x: Tensor, rotary: object) -> Tensor:
+def rotate_float32(x: Tensor, rotary: object) -> Tensor:
     """Return what :meth:`Ops.rotate` does in float32, whatever the dtype of ``x``.
 
     ``rotary``: a :class:`Rotary`, or the pair of cosines and sines that it is made of.

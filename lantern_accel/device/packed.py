@@ -35,7 +35,7 @@ class Format(Protocol):
     def floating(self) -> bool:
         """Whether codes are floating-point numbers, which only some devices multiply."""
 
-    def rounded(self, weight: Tensor, drafts: bool) -> Packed:
+    def round_matrix(self, weight: Tensor, drafts: bool) -> Packed:
         """Round a matrix; raises RequestError for floating-point codes, which are a device's own."""
 
 

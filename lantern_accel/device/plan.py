@@ -222,8 +222,8 @@ class Buffers:
     Written: ``length``, the position of the last token whose keys and values are committed before the
     next step; ``tokens``, known ones and, in a window, drafts, with a last column for what is past the
     image; ``step`` and ``steps``, counters of the request and of each image until it is complete;
-    ``histogram``, steps by accepted drafts; ``price`` of relaxation; ``last_length``, drafts that the
-    last step accepted, -1 for complete images; ``finite`` and ``holds``, passes before the first one
+    ``histogram``, steps by accepted drafts; ``quality_loss`` of relaxation; ``last_length``, drafts that
+    the last step accepted, -1 for complete images; ``finite`` and ``holds``, passes before the first one
     whose numbers are not finite, and whether there was none; ``report``, the lengths and ``finite`` for
     the host.
     """
@@ -234,7 +234,7 @@ class Buffers:
     step: Annotated[Tensor, Of("index", "1")]
     steps: Annotated[Tensor, Of("index", "B")]
     histogram: Annotated[Tensor, Of("index", "B H")]
-    price: Annotated[Tensor, Of("float32", "B")]
+    quality_loss: Annotated[Tensor, Of("float32", "B")]
     last_length: Annotated[Tensor, Of("index", "B")]
     finite: Annotated[Tensor, Of("index", "B")]
     holds: Annotated[Tensor, Of("bool", "B")]
@@ -404,7 +404,7 @@ class StepPlan:
         source = self.source
         tree = (source.buffers,) if isinstance(source, StaticTreePlan | DynamicTreePlan) else ()
         for part in (self.buffers, source, *tree):
-            for name, of in declared(type(part)):
+            for name, of in list_buffers(type(part)):
                 tensor: Tensor | None = getattr(part, name)
                 if tensor is None:
                     continue
@@ -466,7 +466,7 @@ class DraftedTree(Protocol):
     def first_tests(self) -> Tensor: ...
 
 
-def declared(part: type) -> Iterator[tuple[str, Of]]:
+def list_buffers(part: type) -> Iterator[tuple[str, Of]]:
     """Go through the buffers of a class of this module: their names, dtypes and shapes."""
     for name, hint in get_type_hints(part, include_extras=True).items():
         for note in get_args(hint):

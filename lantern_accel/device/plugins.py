@@ -162,11 +162,11 @@ def choose_device(device: str = "auto", options: Mapping[str, object] | None = N
         candidates = aliased or [spec for spec in specs if spec.priority >= 0]
         spec, probe = _best(device, candidates)
         rest = tuple(candidates[candidates.index(spec) + 1 :])
-        asked = _configured(spec, given)
+        asked = _configure(spec, given)
         if asked is not spec:
-            spec, probe = _found(asked)
+            spec, probe = _probe_spec(asked)
     else:
-        spec, probe = _found(_configured(aliased[0] if aliased else named_spec(name), given))
+        spec, probe = _probe_spec(_configure(aliased[0] if aliased else named_spec(name), given))
     if not probe.available:
         raise BackendError(
             f"device {device!r} is not available: {probe.reason}"
@@ -248,13 +248,13 @@ def _answers(spec: BackendSpec, word: str) -> bool:
         return False
 
 
-def _configured(spec: BackendSpec, options: Mapping[str, object]) -> BackendSpec:
+def _configure(spec: BackendSpec, options: Mapping[str, object]) -> BackendSpec:
     hint = "check the options it was given"
-    call = partial(spec.configured, options)
-    return ask(spec.name, "configured", call, BackendSpec, hint, LOOKING)  # type: ignore[type-abstract]  # for isinstance
+    call = partial(spec.configure, options)
+    return ask(spec.name, "configure", call, BackendSpec, hint, LOOKING)  # type: ignore[type-abstract]  # for isinstance
 
 
-def _found(spec: BackendSpec) -> tuple[BackendSpec, Probe]:
+def _probe_spec(spec: BackendSpec) -> tuple[BackendSpec, Probe]:
     _prepare(spec)
     return spec, _probe(spec)
 
@@ -283,15 +283,15 @@ def _best(device: str, candidates: list[BackendSpec]) -> tuple[BackendSpec, Prob
 def _probe_all(specs: list[BackendSpec]) -> Iterator[tuple[BackendSpec, Probe | BackendError]]:
     """Prepare all, then probe each: one probe may import torch, which others must precede."""
 
-    def tried(look: Callable[[BackendSpec], Answer], spec: BackendSpec) -> Answer | BackendError:
+    def try_spec(look: Callable[[BackendSpec], Answer], spec: BackendSpec) -> Answer | BackendError:
         try:
             return look(spec)
         except BackendError as error:
             return error
 
-    failed = [tried(_prepare, spec) for spec in specs]
+    failed = [try_spec(_prepare, spec) for spec in specs]
     for spec, error in zip(specs, failed, strict=True):
-        yield spec, tried(_probe, spec) if error is None else error
+        yield spec, try_spec(_probe, spec) if error is None else error
 
 
 def _prepare(spec: BackendSpec) -> None:

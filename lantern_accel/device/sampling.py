@@ -102,7 +102,7 @@ class SamplingOps(Protocol):
     index: torch.dtype = torch.int64
     preferences: Preferences = Preferences()
 
-    def held(self, buffer: Tensor) -> Tensor:
+    def snapshot(self, buffer: Tensor) -> Tensor:
         """Return what a static buffer holds now, for a step that reads it late and writes it early.
 
         The reference returns the buffer, since operators run in the order in which they are written. A
@@ -160,7 +160,7 @@ class SamplingOps(Protocol):
         way of its own takes something else, or nothing.
         """
         own = type(self)
-        if own.scan is not SamplingOps.scan or own.draw is not SamplingOps.draw:
+        if own.scan is not SamplingOps.scan or own.sample is not SamplingOps.sample:
             return Tables()
         return Tables(triangle(size, device))
 
@@ -180,7 +180,7 @@ class SamplingOps(Protocol):
             x = _keep_top_k(self._keep_top_p(x, p), k, given.never)
         return x.softmax(dim=-1)
 
-    def draw(self, weights: Tensor, uniforms: Tensor, sums: Tensor | None = None) -> Tensor:
+    def sample(self, weights: Tensor, uniforms: Tensor, sums: Tensor | None = None) -> Tensor:
         """Sample by inverse CDF: codes of the shape of ``uniforms`` from weights ``[..., V]`` of any sum.
 
         ``uniforms [...]``: a code each. ``[..., K]``: K different codes, one after the other; where fewer
@@ -189,14 +189,14 @@ class SamplingOps(Protocol):
         rounding cannot push a draw past the last code with a weight. ``sums``: of :meth:`tables`.
         """
         if uniforms.dim() < weights.dim():
-            return self._draw(weights, uniforms, sums)
-        picks = [self._draw(weights, uniforms[..., 0], sums)]
+            return self._sample(weights, uniforms, sums)
+        picks = [self._sample(weights, uniforms[..., 0], sums)]
         for r in range(1, uniforms.shape[-1]):
             weights = weights.scatter(-1, picks[-1].unsqueeze(-1), 0.0)
-            picks.append(self._draw(weights, uniforms[..., r], sums))
+            picks.append(self._sample(weights, uniforms[..., r], sums))
         return torch.stack(picks, dim=-1)
 
-    def _draw(self, weights: Tensor, uniform: Tensor, sums: Tensor | None) -> Tensor:
+    def _sample(self, weights: Tensor, uniform: Tensor, sums: Tensor | None) -> Tensor:
         total = self.scan(weights) if sums is None else two_level_scan(weights, sums)
         bar = uniform.unsqueeze(-1) * total[..., -1:]
         # Sums never fall, so that these are a row's first; of weights that are all 0, V - 1.

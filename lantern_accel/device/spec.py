@@ -43,7 +43,7 @@ class Probe(Frozen):
         return self
 
     @classmethod
-    def found(cls, *devices: str) -> Probe:
+    def of_devices(cls, *devices: str) -> Probe:
         """Return a report of the present devices, in index order."""
         return cls(available=True, count=len(devices), devices=devices)
 
@@ -95,7 +95,7 @@ class BackendSpec(ABC):
         """
         return word in self.aliases
 
-    def configured(self, options: Mapping[str, object]) -> BackendSpec:
+    def configure(self, options: Mapping[str, object]) -> BackendSpec:
         """Optional: return the specification for these options of :meth:`open`.
 
         Called before :meth:`prepare` where the device is asked for by name, so that an option can

@@ -23,14 +23,14 @@ from lantern_accel.checkpoints.layouts import (
     OWN_CONFIG,
     OWN_WEIGHTS,
     drafter_weights,
-    explained,
+    explain_sizes,
     read_json,
 )
 from lantern_accel.checkpoints.loading import Recipe
 from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import CheckpointError, ModelError, RequestError
-from lantern_accel.families.keys import Change, Rule, recipes_of, renamed
+from lantern_accel.families.keys import Change, Rule, recipes_of, rename_keys
 from lantern_accel.families.manifest import Manifest, ManifestT
 from lantern_accel.families.published import ModelEntry, entries_in
 from lantern_accel.nn.drafter import EagleDrafter, EagleSizes
@@ -210,7 +210,7 @@ class Family(ABC, Generic[ManifestT]):
 
     def names(self, part: str, checkpoint: Checkpoint, manifest: ManifestT) -> dict[str, str]:
         """Return our names of a part's tensors with their keys, by :attr:`rules`."""
-        return renamed(checkpoint, self.rules.get(part, ()))
+        return rename_keys(checkpoint, self.rules.get(part, ()))
 
     def changes(self, part: str, checkpoint: Checkpoint, manifest: ManifestT) -> Sequence[Change]:
         """Return what becomes of a part's tensors on their way: another order of rows, or fewer."""
@@ -288,7 +288,7 @@ class Family(ABC, Generic[ManifestT]):
         """Return how many images :meth:`pixels` decodes at once; 0: all that it gets."""
         return 0
 
-    def paint(
+    def render_images(
         self,
         model: Model[ManifestT],
         tokens: Tensor,
@@ -305,7 +305,7 @@ class Family(ABC, Generic[ManifestT]):
 
     # --- image sizes -----------------------------------------------------------------------------
 
-    def picture(self, manifest: ManifestT, size: Size | None = None) -> Size:
+    def image_size(self, manifest: ManifestT, size: Size | None = None) -> Size:
         """Return width and height in pixels of the image by the manifest's ``grid``; None: its own.
 
         Raises :class:`RequestError` for a size that the model cannot generate.
@@ -331,7 +331,7 @@ class Family(ABC, Generic[ManifestT]):
 
     # --- models by name ----------------------------------------------------------------------------
 
-    def published(self) -> Sequence[ModelEntry]:
+    def list_published(self) -> Sequence[ModelEntry]:
         """Return the models that can be fetched by name: ``published.json`` in the family's folder."""
         return entries_in(Path(inspect.getfile(type(self))).parent, self.name)
 
@@ -339,7 +339,9 @@ class Family(ABC, Generic[ManifestT]):
         """Return the manifest of a published model, to plan with before anything is downloaded."""
         raise ModelError(f"the family {self.name!r} publishes no models")
 
-    def sized(self, name: str, values: Mapping[str, object] | None = None) -> ManifestT | None:
+    def manifest_of_size(
+        self, name: str, values: Mapping[str, object] | None = None
+    ) -> ManifestT | None:
         """Return the manifest of a model that is only a size, to measure with random weights.
 
         ``name``: a pattern of the family's, such as ``llamagen-l-512``; None: not of this family.
@@ -381,7 +383,7 @@ class Family(ABC, Generic[ManifestT]):
         weights = drafter_weights(path)
         said = (weights if weights.is_dir() else weights.parent) / OWN_CONFIG
         if said.is_file():
-            with explained(said, OTHER_DRAFTER):
+            with explain_sizes(said, OTHER_DRAFTER):
                 config = self.drafter_type.sizes.model_validate(read_json(said))
         else:
             config = self.published_drafter(weights, manifest.target)

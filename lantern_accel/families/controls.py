@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from lantern_accel.errors import RequestError, half_pair, shown
+from lantern_accel.errors import RequestError, half_pair, show
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -61,13 +61,13 @@ class Controls:
         for text in texts:
             if half_pair(text):
                 raise RequestError(
-                    f"the prompt {shown(text)} holds half a surrogate pair and so is not text; send text "
-                    "as UTF-8"
+                    f"the prompt {show(text)} holds half a surrogate pair and so is not text; "
+                    "send text as UTF-8"
                 )
             found = self.find(text)
             if found is not None:
                 raise RequestError(
-                    f"the prompt {shown(text)} has {found!r} in it, which this model reads as a token "
+                    f"the prompt {show(text)} has {found!r} in it, which this model reads as a token "
                     f"of its own and not as text; leave it out, or write {apart(found)!r}"
                 )
 

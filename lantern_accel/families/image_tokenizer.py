@@ -11,11 +11,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from lantern_accel.checkpoints.layouts import explained
+from lantern_accel.checkpoints.layouts import explain_sizes
 from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.errors import CheckpointError, ModelError
 from lantern_accel.families.base import Family, Model
-from lantern_accel.families.keys import Rule, renamed
+from lantern_accel.families.keys import Rule, rename_keys
 from lantern_accel.families.manifest import ManifestT
 from lantern_accel.nn.movq import MoVQConfig
 from lantern_accel.nn.vq import VQConfig, chameleon_pixels_to_uint8
@@ -44,10 +44,10 @@ def tokenizer_names(
     """
     there = list(names)
     keys = [key for key in there if prefix and re.match(prefix, key)] or there
-    made = renamed(keys, ((rf"^(?:{prefix})", ""), *rules))
+    made = rename_keys(keys, ((rf"^(?:{prefix})", ""), *rules))
     last = max((int(found[1]) for name in made if (found := re.match(_UP, name))), default=0)
     highest_first: Rule = (_UP, lambda found: f"decoder.conv_blocks.{last - int(found[1])}.")
-    ours = renamed(made, (*VQ_RULES, highest_first))
+    ours = rename_keys(made, (*VQ_RULES, highest_first))
     return {name: made[one] for name, one in ours.items()}
 
 
@@ -74,7 +74,7 @@ def vq_sizes(
         raise CheckpointError(
             f"{path} has norms that read the codes, so it is not {whose}; use that one"
         )
-    with explained(f"{path} is a tokenizer of an unsupported size", f"use {whose}"):
+    with explain_sizes(f"{path} is a tokenizer of an unsupported size", f"use {whose}"):
         return VQConfig(**sizes, l2_norm=l2_norm)
 
 
@@ -88,7 +88,7 @@ def movq_sizes(checkpoint: Checkpoint, names: Mapping[str, str], whose: str) -> 
     levels = range(_count(names, _LEVEL))
     attention = (i for i in levels if f"encoder.conv_blocks.{i}.attn.0.q.weight" in names)
     halvings = _count(names, "decoder.time_conv.{}.conv.conv.weight")
-    with explained(f"{path} is a tokenizer of an unsupported size", f"use {whose}"):
+    with explain_sizes(f"{path} is a tokenizer of an unsupported size", f"use {whose}"):
         return MoVQConfig(**sizes, attention=tuple(attention), halvings=halvings)
 
 
@@ -174,7 +174,7 @@ class VQFamily(Family[ManifestT]):
 
     def pixels_together(self, model: Model[ManifestT]) -> int:
         """Bound the decoder's activations, which would take more than decoding the tokens did."""
-        width, height = self.picture(model.manifest)
+        width, height = self.image_size(model.manifest)
         return max(1, self.pixels_at_once // (width * height))
 
     def codebook(self, model: Model[ManifestT]) -> tuple[Tensor, bool]:

@@ -59,7 +59,7 @@ STACKED = {
 }
 
 
-def renamed(keys: Iterable[str], rules: Iterable[Rule]) -> dict[str, str]:
+def rename_keys(keys: Iterable[str], rules: Iterable[Rule]) -> dict[str, str]:
     """Return our name of every tensor, with its key; a second key of one name keeps its own."""
     rules, named = tuple(rules), dict[str, str]()
     for key in keys:
@@ -101,7 +101,7 @@ def layout_of(
     None: of none. Raises :class:`CheckpointError` for keys of several, and for files that generate no
     images.
     """
-    named = renamed(checkpoint, rules)
+    named = rename_keys(checkpoint, rules)
     fitting = [one for one in table if one.fits(checkpoint, named)]
     for one in fitting:
         if one.refused:
@@ -139,7 +139,7 @@ def open_model(
 
 
 def recipes_of(named: Mapping[str, str], changes: Sequence[Change] = ()) -> dict[str, Recipe]:
-    """Say where every parameter lies, by our names of tensors with their keys (:func:`renamed`).
+    """Say where every parameter lies, by our names of tensors with their keys (:func:`rename_keys`).
 
     Parts whose siblings are absent stay as they are, so that they are reported as unknown.
     """
@@ -169,7 +169,7 @@ def recipes_of(named: Mapping[str, str], changes: Sequence[Change] = ()) -> dict
 def load_float(module: nn.Module, path: Path) -> None:
     """Fill a module from a checkpoint file in float32, on the host and ready to be trained."""
     checkpoint, cpu = open_checkpoint(path), torch.device("cpu")
-    recipes = recipes_of(renamed(checkpoint, ()))
+    recipes = recipes_of(rename_keys(checkpoint, ()))
     fill(module, checkpoint, recipes, dtype=torch.float32, device=cpu, what=path.name)
     module.requires_grad_()
 

@@ -124,7 +124,7 @@ class PromptedDrafter(EagleDrafter):
         """Take the target's positions from the second on; tensors of their own, as no view is kept."""
         self.rope_cos, self.rope_sin = target.rope_cos[1:].clone(), target.rope_sin[1:].clone()
 
-    def beside(self, target: TrunkTarget) -> PromptedDrafter:
+    def for_target(self, target: TrunkTarget) -> PromptedDrafter:
         view = copy.copy(self)
         view._buffers = dict(self._buffers)
         view._place(target)

@@ -111,7 +111,7 @@ class TokenFamily(Family[TokenManifestT]):
             positions = max(positions, manifest.target.num_tokens + self.long_prompt)
         most = positions - tokens
         if longest > most:
-            ways = [f"shorten the prompt to {most} tokens"] * (most > 0)
+            ways = [f"show the prompt to {most} tokens"] * (most > 0)
             ways += ["ask for a smaller image"] * bool(names)
             raise RequestError(
                 f"a prompt has {longest} tokens and the image {tokens}, but the model was trained on "
@@ -146,8 +146,8 @@ class TokenFamily(Family[TokenManifestT]):
         if shape is None:
             return model.target, model.drafter
         sizes = shape if isinstance(shape, tuple) else (shape,)
-        target = model.target.resized(**dict(zip(self.shape_names, sizes, strict=True)))
-        return target, None if model.drafter is None else model.drafter.beside(target)
+        target = model.target.resize(**dict(zip(self.shape_names, sizes, strict=True)))
+        return target, None if model.drafter is None else model.drafter.for_target(target)
 
     def join(self, model: Model[TokenManifestT], conditions: Sequence[Conditions]) -> Conditions:
         """Pad prompts to the longest one's bucket."""

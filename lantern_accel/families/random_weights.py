@@ -20,7 +20,7 @@ from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import ModelError, did_you_mean
 from lantern_accel.families.base import Model
 from lantern_accel.families.manifest import Manifest, ManifestT
-from lantern_accel.families.registry import entry, families, family, is_published, published
+from lantern_accel.families.registry import entry, families, family, is_published, list_published
 from lantern_accel.files import read_json_file
 from lantern_accel.nn.draft_head import empty_head, usual_head
 from lantern_accel.nn.rounding import Rounding
@@ -61,7 +61,7 @@ class RandomModel(Model):
         )
 
 
-def sized(name: str) -> Manifest:
+def manifest_of_size(name: str) -> Manifest:
     """Return the manifest of a published model, of a size that a family knows, or of a JSON file.
 
     The file has the fields of a target's configuration, and ``family`` where it is not LlamaGen's. A
@@ -80,16 +80,18 @@ def sized(name: str) -> Manifest:
             if not isinstance(values, dict):
                 raise ValueError("it holds no sizes by name")
             kind = family(values.pop("family", USUAL_FAMILY))
-            made = kind.sized(path.stem, values)
+            made = kind.manifest_of_size(path.stem, values)
         else:
-            made = next((m for kind in families() if (m := kind.sized(name)) is not None), None)
+            made = next(
+                (m for kind in families() if (m := kind.manifest_of_size(name)) is not None), None
+            )
     except ValidationError as error:
         said = first_wrong(error)
         raise ModelError(f"{path}: {said if ': ' in said else f'the sizes: {said}'}") from None
     except (OSError, ValueError, AttributeError) as error:
         raise ModelError(f"{path} cannot be read as JSON: {error}") from None
     if made is None:
-        names = [one.name for one in published()]
+        names = [one.name for one in list_published()]
         raise ModelError(
             f"no size is named {name!r}{did_you_mean(name, names)} (also llamagen-SIZE-PIXELS with b, "
             "l, xl, xxl or 3b and a multiple of 16 pixels, or a JSON file of a configuration)"
@@ -155,7 +157,7 @@ def random_model(
     shapes = device.type == "meta"  # without memory there are no numbers to sample
     generator = None if shapes else torch.Generator(device).manual_seed(0)
 
-    def draw(name: str, shape: torch.Size) -> Tensor:
+    def random_tensor(name: str, shape: torch.Size) -> Tensor:
         made = torch.empty(shape, dtype=dtype, device=device)
         if shapes:
             return made
@@ -163,7 +165,7 @@ def random_model(
             return made.fill_(0.0 if name.endswith("bias") else 1.0)
         return made.normal_(0.0, 0.02, generator=generator)
 
-    model = fill_random(manifest, ops, device, draw, how)
+    model = fill_random(manifest, ops, device, random_tensor, how)
     vocab = manifest.target.vocab_size
     wide = min(neighbours, vocab - 1)
     steps = torch.arange(1, wide + 1, dtype=torch.int32, device=device)

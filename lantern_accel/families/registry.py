@@ -94,13 +94,15 @@ def family(name: str) -> Family:
     return found
 
 
-def published(kind: Kind | None = "model") -> list[ModelEntry]:
+def list_published(kind: Kind | None = "model") -> list[ModelEntry]:
     """Return the entries of one kind of all families, or all."""
-    return [one for family in families() for one in family.published() if kind in (None, one.kind)]
+    return [
+        one for family in families() for one in family.list_published() if kind in (None, one.kind)
+    ]
 
 
 def _by_name() -> dict[str, ModelEntry]:
-    return {one.name: one for one in published(None)}
+    return {one.name: one for one in list_published(None)}
 
 
 def entry(name: str) -> ModelEntry:
@@ -156,7 +158,7 @@ def known_as(text: str) -> str:
 
 def is_published(name: str) -> bool:
     """Return whether ``name`` is a published model (not a part of one)."""
-    return any(one.name == name for one in published())
+    return any(one.name == name for one in list_published())
 
 
 def parts_of(model: ModelEntry) -> dict[str, ModelEntry]:
@@ -170,7 +172,9 @@ def entry_at(kind: str, path: Path) -> ModelEntry | None:
 
     As released, or as the Hub's cache has it (``models--OWNER--NAME``); None where none is so called.
     """
-    repos = {one.repo.lower().rpartition("/")[2]: one for one in published() if one.family == kind}
+    repos = {
+        one.repo.lower().rpartition("/")[2]: one for one in list_published() if one.family == kind
+    }
     names = (part.lower().rpartition("--")[2] for part in reversed(path.absolute().parts[-6:]))
     return next((repos[name] for name in names if name in repos), None)
 
@@ -186,7 +190,7 @@ def ask_for_name(path: Path, what: str, names: Sequence[str]) -> CheckpointError
 def entries_like(manifest: Manifest) -> list[ModelEntry]:
     """Return the published models of a manifest's family whose targets have its sizes."""
     kind = family(manifest.family)
-    models = (one for one in kind.published() if one.kind == "model")
+    models = (one for one in kind.list_published() if one.kind == "model")
     return [one for one in models if _sizes(kind.from_entry(one)) == _sizes(manifest)]
 
 

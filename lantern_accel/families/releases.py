@@ -21,7 +21,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
-def installed(library: str) -> str | None:
+def find_release(library: str) -> str | None:
     """Return the installed release of a library; None where there is none. Imports nothing."""
     try:
         return importlib.metadata.version(library)
@@ -32,7 +32,7 @@ def installed(library: str) -> str | None:
 def problem(library: str) -> str | None:
     """Return why a library cannot be used here, and a way out; None for a tested release."""
     first, end = TESTED[library]
-    found = installed(library)
+    found = find_release(library)
     if found is None:
         return (
             f'{library} is not installed; run `pip install "lantern-accel[{library}]"` for one of '

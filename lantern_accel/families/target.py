@@ -27,7 +27,7 @@ class TrunkTarget(RotaryNetwork):
     #: Whether rows of one image have prompts, masks and positions of their own, or share them.
     own_prompts = False
     #: Ids behind the codes that filters count and that are never sampled.
-    undrawn: int = 0
+    unsampled: int = 0
     #: None where the model has none.
     draft_head: DraftHead | None
     tok_embeddings: Any
@@ -84,7 +84,7 @@ class TrunkTarget(RotaryNetwork):
         """Return the scale with which each token is guided; None: the same for all."""
         return None
 
-    def allowed(self) -> Allowed | None:
+    def allowed_codes(self) -> Allowed | None:
         """Return which codes each image token may be; None: any."""
         return None
 

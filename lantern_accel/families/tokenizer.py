@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic
 import torch
 from torch import Tensor
 
-from lantern_accel.errors import CheckpointError, RequestError, shown
+from lantern_accel.errors import CheckpointError, RequestError, show
 from lantern_accel.families.base import TextSource
 from lantern_accel.families.controls import Controls
 from lantern_accel.families.manifest import TokenManifestT
@@ -44,7 +44,7 @@ def left_pad(rows: Sequence[Sequence[int]], length: int, pad: int) -> tuple[Tens
     longest = max(len(row) for row in rows)
     if longest > length:
         raise RequestError(
-            f"a prompt has {longest} tokens, the buffers hold {length}; shorten the prompt"
+            f"a prompt has {longest} tokens, the buffers hold {length}; show the prompt"
         )
     ids = torch.tensor([[pad] * (length - len(row)) + list(row) for row in rows])
     start = torch.tensor([length - len(row) for row in rows])
@@ -56,7 +56,7 @@ def check_texts(prompts: Sequence[str | int], name: str) -> list[str]:
     for prompt in prompts:
         if not isinstance(prompt, str):
             raise RequestError(
-                f"the model {name!r} takes text, and the prompt {shown(prompt)} is a number; describe "
+                f"the model {name!r} takes text, and the prompt {show(prompt)} is a number; describe "
                 "an image in words, such as 'red heart'"
             )
     return [str(prompt) for prompt in prompts]
@@ -89,7 +89,7 @@ def read_vocabulary(path: Path, use: str) -> Mapping[str, int]:
         known |= {t["content"]: t["id"] for t in content.get("added_tokens", [])}
         wrong = next((i for i in known.values() if not isinstance(i, int) or i < 0), None)
         if wrong is not None:
-            raise ValueError(f"{shown(wrong)} is not an id")
+            raise ValueError(f"{show(wrong)} is not an id")
         return known
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
@@ -117,7 +117,7 @@ class PromptText(TextSource, ABC, Generic[TokenManifestT]):
         self.tokenizer = self.read(path)
         check_vocabulary(self.tokenizer, manifest.target.token_count, path)
         self.manifest, self.path = manifest, path
-        for name, wanted in self.known().items():
+        for name, wanted in self.get_token_ids().items():
             if (found := self.tokenizer.token_to_id(name)) != wanted:
                 raise CheckpointError(
                     f"{path} has {name} at {found}, and the model at {wanted}; use the tokenizer that "
@@ -125,7 +125,7 @@ class PromptText(TextSource, ABC, Generic[TokenManifestT]):
                 )
         self.controls = Controls(self.tokenizer, self.marks())
 
-    def known(self) -> Mapping[str, int]:
+    def get_token_ids(self) -> Mapping[str, int]:
         """Return the ids that the model has for tokens of these names."""
         return {}
 

@@ -360,7 +360,7 @@ class Batch(Generic[J]):
     def _complete(self, rows: list[int]) -> Done[J] | Failure[J]:
         """Decode complete images: all rows, or one, which is free then."""
         images = tuple(self._rows[row] for row in rows)
-        made = self.engine.decoded(slice(rows[0], rows[0] + 1) if self.joins else slice(None))
+        made = self.engine.read_tokens(slice(rows[0], rows[0] + 1) if self.joins else slice(None))
         if self.joins:
             del self._rows[rows[0]]
         try:

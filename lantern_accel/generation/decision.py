@@ -189,7 +189,7 @@ class Estimate(Frozen):
         strategy = self.strategy.with_drafts(draft_lengths=lengths)
         return self.model_copy(update={"strategy": strategy})
 
-    def promise(self, images: int) -> float:
+    def predict_speedup(self, images: int) -> float:
         """Return the predicted speed of a batch at the best timed length, over plain decoding."""
         return max(
             in_batch(one.tokens_per_step or 1.0, images) / one.cost
@@ -259,8 +259,8 @@ def choose_source(
     """
     strategy, best = timings.taken, None
     if strategy is None:
-        best = max(timings.timed, key=lambda one: one.promise(batch))
-        strategy = best.strategy if best.promise(batch) >= auto.ENOUGH else None
+        best = max(timings.timed, key=lambda one: one.predict_speedup(batch))
+        strategy = best.strategy if best.predict_speedup(batch) >= auto.ENOUGH else None
     if strategy is not None and (capacity is None or capacity.holds(strategy)):
         return strategy, best
     # Nothing is drafted, so that nothing is relaxed.

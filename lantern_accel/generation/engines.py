@@ -18,7 +18,7 @@ from torch import Tensor
 from lantern_accel.decoding.drafts import SERVED
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.target import Target
-from lantern_accel.device.backend import Backend, recorded
+from lantern_accel.device.backend import Backend, record_replay
 from lantern_accel.device.capture import Replay
 from lantern_accel.device.context import inference
 from lantern_accel.device.entry_points import why
@@ -267,7 +267,7 @@ class Engines:
     def _capture(self, function: Callable[[], None], name: str) -> Replay:
         """Capture a function; one that the device cannot capture stays as it is, unless asked for."""
         try:
-            return recorded(self.backend, function, name)
+            return record_replay(self.backend, function, name)
         except NotCapturableError as error:
             if self.backend.capture_asked:
                 raise

@@ -21,7 +21,13 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from lantern_accel.device.context import inference
-from lantern_accel.errors import LanternWarning, NotFiniteError, RequestError, noted, shown
+from lantern_accel.errors import (
+    LanternWarning,
+    NotFiniteError,
+    RequestError,
+    collect_warnings,
+    show,
+)
 from lantern_accel.families.base import Conditions
 from lantern_accel.files import check_name, write_json, write_whole
 from lantern_accel.generation.batch import Done, Failure, MakeImages, image_maker, joined_batch
@@ -99,7 +105,7 @@ class FolderImages:
         with inference(self.pipeline.backend):
             for item in items:
                 try:
-                    with noted() as notes:
+                    with collect_warnings() as notes:
                         made = self.pipeline.runtime.conditions(
                             [item.prompt], request.size, request.negative_prompt
                         )
@@ -154,7 +160,7 @@ def _encode(done: Done[FolderImage], weights: float) -> MadeItem:
         "tokens_sha256": tokens_sha256(decoded.tokens),
         "tokens": tokens,
         "steps": int(decoded.steps.sum()),
-        "total_variation_per_token": float(decoded.price.sum()) / tokens + weights,
+        "total_variation_per_token": float(decoded.quality_loss.sum()) / tokens + weights,
     }
     return one.item, png_bytes(done.rendered[0]), line | ({"note": one.note} if one.note else {})
 
@@ -163,7 +169,7 @@ def read_share(text: str) -> tuple[int, int]:
     """Read ``K/N``, the K-th of N shares; raises RequestError."""
     found = re.fullmatch("([0-9]{1,6})/([0-9]{1,6})", text)
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
-        raise RequestError(f"the share {shown(text)} cannot be read; write K/N, such as 1/8 to 8/8")
+        raise RequestError(f"the share {show(text)} cannot be read; write K/N, such as 1/8 to 8/8")
     return int(found[1]), int(found[2])
 
 

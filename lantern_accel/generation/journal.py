@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from lantern_accel.errors import RequestError, shown
+from lantern_accel.errors import RequestError, show
 from lantern_accel.files import read_json_file, write_json
 from lantern_accel.generation.settings import option_name
 from lantern_accel.store import difference
@@ -99,11 +99,11 @@ class Journal:
         for number, line in sorted(self.finished.items()):
             wanted, one = rows.get(number), f"{what} {number + 1}"
             if wanted is None:
-                yield f"{one} was {shown(line.get('prompt'))}, and is gone"
+                yield f"{one} was {show(line.get('prompt'))}, and is gone"
             elif found := difference({name: line.get(name) for name in wanted}, wanted):
                 key, was, now = found
                 one = one if key == "prompt" else f"the {key} of {one}"
-                yield f"{one} was {shown(was)}, is {shown(now)} now"
+                yield f"{one} was {show(was)}, is {show(now)} now"
 
     def begin(self, **facts: object) -> None:
         """Write what is asked, the run's seed, and more that should be known of it."""

@@ -71,7 +71,7 @@ class Like(Frozen):
         return own | Asked(negative_prompt=self.negative_prompt)
 
     @contextmanager
-    def opened(self, loading: AbstractContextManager[Pipeline]) -> Iterator[Pipeline]:
+    def open_pipeline(self, loading: AbstractContextManager[Pipeline]) -> Iterator[Pipeline]:
         """Open the pipeline; an error names what the image was made by, where that is not here."""
         one = self.decision
         with ExitStack() as stack:

@@ -18,11 +18,7 @@ from lantern_accel.families.base import Rows
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.generation import auto_constants as auto
 from lantern_accel.generation.calibrate import calibrate, count
-from lantern_accel.generation.copies import (
-    likely_copies,
-    own_windows,
-    product_times,
-)
+from lantern_accel.generation.copies import likely_copies, own_windows, product_times
 from lantern_accel.generation.decision import Estimate, Timings, choose_source
 from lantern_accel.generation.engines import Engines, copies_of, explain_errors
 from lantern_accel.generation.row_costs import (
@@ -135,7 +131,7 @@ class Measurements:
         self._known[repr(choice.key)] = choice
         write_choice(choice)
 
-    def tuned(self, strategy: Strategy, batch: int, sampling: Sampling) -> Strategy:
+    def tune_strategy(self, strategy: Strategy, batch: int, sampling: Sampling) -> Strategy:
         """Return a strategy by name over the tree or the window that is best here, as far as is known.
 
         That is the tree which ``lantern-accel tune`` kept for this device, or a window as long as costs
@@ -317,11 +313,11 @@ class Measurements:
 
     def _compare_again(self, found: Sequence[Estimate], batch: int, start: Start) -> list[Estimate]:
         """Time once more what may yet prove best, by the copies that are there."""
-        least = auto.NEAR * max(auto.ENOUGH, *(one.promise(batch) for one in found))
+        least = auto.NEAR * max(auto.ENOUGH, *(one.predict_speedup(batch) for one in found))
         held = self.engines.capacity.copies
         return [
             (self._time(one.strategy, start, one) or one)
-            if one.promise(batch) >= least and copies_of(one.strategy) <= held
+            if one.predict_speedup(batch) >= least and copies_of(one.strategy) <= held
             else one
             for one in found
         ]
@@ -373,7 +369,7 @@ class Measurements:
             Choice(
                 key=self.key(asked, batch, sampling),
                 strategy=strategy,
-                speedup=1.0 if best is None else best.promise(batch),
+                speedup=1.0 if best is None else best.predict_speedup(batch),
                 source="while generating",
                 evidence=timings.model_dump(mode="json", include={"timed"}),
                 again=again,

@@ -20,7 +20,7 @@ from lantern_accel.device.backend import Backend
 from lantern_accel.device.context import inferring
 from lantern_accel.device.entry_points import why
 from lantern_accel.device.timeouts import CLOSING, close_in_time, in_time
-from lantern_accel.errors import BackendError, DoesNotFitError, LanternError, RequestError, shown
+from lantern_accel.errors import BackendError, DoesNotFitError, LanternError, RequestError, show
 from lantern_accel.families.base import Conditions, Model, Prompt, Rows, Size
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.files import check_target
@@ -43,7 +43,7 @@ from lantern_accel.generation.settings import read_settings, takes_settings
 from lantern_accel.generation.stream import Stream
 from lantern_accel.generation.unfinished import Unfinished
 from lantern_accel.strategy.choose import choose_strategy
-from lantern_accel.strategy.rules import validated
+from lantern_accel.strategy.rules import validate_model
 from lantern_accel.strategy.sampling import named_once
 from lantern_accel.strategy.values import AUTO, Sampling, Strategy
 
@@ -147,13 +147,13 @@ class Pipeline:
         own = isinstance(strategy, Strategy) or changes.get("drafts") or changes.get("window")
         if tuned_for is None or own:
             return made
-        return self.measurements.tuned(made, *tuned_for)
+        return self.measurements.tune_strategy(made, *tuned_for)
 
     def sampling(self, **overrides: object) -> Sampling:
         """Return this model's sampling settings with overrides (None leaves the default)."""
         values = self.model.manifest.defaults.sampling.model_dump()
         values.update({k: v for k, v in named_once(overrides).items() if v is not None})
-        return validated(Sampling, values, "sampling")
+        return validate_model(Sampling, values, "sampling")
 
     def request(self, prompt: Prompt | Sequence[Prompt], **settings: object) -> GenerationRequest:
         """Check a request, and fill in the defaults of the preset or the model. Nothing is decoded."""
@@ -165,7 +165,7 @@ class Pipeline:
         rows = 1
         if strategy.drafts.device_sets == "length":  # nothing else depends on the rows
             rows = max(self.engines.capacity.batches(count, batch, strategy, sampling).values())
-        return self.measurements.tuned(strategy, rows, sampling)
+        return self.measurements.tune_strategy(strategy, rows, sampling)
 
     # --- engines -------------------------------------------------------------------------------
 
@@ -269,12 +269,12 @@ class Pipeline:
         """
         given: object = decision
         if not isinstance(given, Decision | None):
-            text = f"{shown(decision)} is not a decision; give an earlier result's stats.decision"
+            text = f"{show(decision)} is not a decision; give an earlier result's stats.decision"
             raise RequestError(text, field="decision")
         if decision is not None and settings.get("strategy") is None:
             settings["strategy"] = decision.strategy
         if not isinstance(unfinished, str | Path | None):
-            raise RequestError(f"{shown(unfinished)} is not a file's path", field="unfinished")
+            raise RequestError(f"{show(unfinished)} is not a file's path", field="unfinished")
         if unfinished is not None:
             check_target(unfinished := Path(unfinished))
         on_progress, on_images = passing(on_progress or notebook_bar()), passing(on_images)
@@ -309,7 +309,7 @@ class Pipeline:
         streams. This does not change the stream's images (:class:`~.stream.Stream`).
         """
         if type(partials) is not int or partials < 0:
-            raise RequestError(f"partials cannot be {shown(partials)}; give 0 or more images")
+            raise RequestError(f"partials cannot be {show(partials)}; give 0 or more images")
         request = self.request(prompt, **settings)
         return Stream(self.runtime, self.request_lock, request, partials, passing(on_step))
 

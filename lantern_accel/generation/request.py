@@ -15,13 +15,13 @@ from pydantic import Field
 from lantern_accel.bounds import MOST_BATCH, MOST_IMAGES, SEEDS
 from lantern_accel.device import forks
 from lantern_accel.device.context import callers
-from lantern_accel.errors import BackendError, RequestError, shown
+from lantern_accel.errors import BackendError, RequestError, show
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.generation.settings import check_prompts, read_settings
 from lantern_accel.records import Frozen
 from lantern_accel.strategy.choose import CHANGES, choose_strategy
 from lantern_accel.strategy.presets import preset_for
-from lantern_accel.strategy.rules import validated
+from lantern_accel.strategy.rules import validate_model
 from lantern_accel.strategy.values import AUTO, Sampling, Strategy
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def build_request(
         sampling = settings.sampling.model_dump()
     strategy = choose_strategy(manifest.defaults, AUTO if name is None else name, **changes)
     values = {**manifest.defaults.sampling.model_dump(), **sampling, **settings.sampling_changes()}
-    final = validated(Sampling, values, "sampling")
+    final = validate_model(Sampling, values, "sampling")
     images, seed, seeds = settings.num_images or 1, settings.seed, None
     if isinstance(seed, tuple):
         if len(seed) != images * len(prompts):
@@ -147,7 +147,7 @@ def wanted_images(request: GenerationRequest, only: Sequence[int] | None) -> lis
     wanted = sorted({one for one in given if type(one) is int and 0 <= one < request.count})
     if not wanted or len(wanted) < len(set(map(str, given))):
         raise RequestError(
-            f"only={shown(only)} does not name images of this request; give 0 to {request.count - 1}"
+            f"only={show(only)} does not name images of this request; give 0 to {request.count - 1}"
         )
     return wanted
 
@@ -171,7 +171,7 @@ def passing(function: Callable[..., None] | None) -> Callable[..., None] | None:
     if function is None:
         return None
     if not callable(function):
-        raise RequestError(f"{shown(function)} cannot be called; give a function for progress")
+        raise RequestError(f"{show(function)} cannot be called; give a function for progress")
 
     inside = callers(function)
 
@@ -195,7 +195,7 @@ class RequestLock:
         self.closed = False
         self._backend = backend
         self.after_fork()
-        forks.tell(self)
+        forks.report_in_children(self)
         #: Whose rows lie in the engines. A weak reference: nobody waits for what is not wanted any more.
         self._begun: weakref.ref[Suspended] | None = None
 

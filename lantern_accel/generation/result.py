@@ -245,7 +245,7 @@ def describe(
             "strategy": request.strategy.name,
             "negative_prompt": request.negative_prompt or "",
             "sampling": request.sampling.model_dump_json(exclude_none=True),
-            "total_variation_per_token": float(decoded.price[row]) / len(tokens) + added,
+            "total_variation_per_token": float(decoded.quality_loss[row]) / len(tokens) + added,
             "tokens_sha256": tokens_sha256(tokens),
             "decision": decision.model_dump_json(),
             "lantern_accel": __version__,
@@ -262,7 +262,7 @@ DESCRIBED = (
 )  # fmt: skip
 
 
-def pictures(pixels: Tensor) -> list[Image]:
+def to_images(pixels: Tensor) -> list[Image]:
     """Turn pixels, uint8 ``[n, H, W, 3]``, into images."""
     from PIL import Image as pillow
 

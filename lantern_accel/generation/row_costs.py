@@ -22,7 +22,7 @@ from lantern_accel.generation.calibrate import calibrate
 from lantern_accel.records import Record, digest
 from lantern_accel.strategy.choices import key_of
 from lantern_accel.strategy.length_policy import GAIN
-from lantern_accel.strategy.lengths import in_batch, odds_between, shifted, usual_tokens_per_step
+from lantern_accel.strategy.lengths import in_batch, odds_between, shift_odds, usual_tokens_per_step
 from lantern_accel.strategy.sources import DraftConfig
 from lantern_accel.strategy.trees import cut_tree
 from lantern_accel.strategy.values import AUTO_LENGTHS, Strategy, Window, with_tokens_per_step
@@ -83,7 +83,7 @@ def auto_lengths(
     every, most = complete_tokens_per_step(tokens_per_step), 0.0
     lengths: list[int] = []
     for length in (n for n in auto.TOKENS if n <= tokens):
-        brings = in_batch(shifted(every[length], length, auto.EASY), batch)
+        brings = in_batch(shift_odds(every[length], length, auto.EASY), batch)
         speed = brings / costs.of(length * plain, plain)
         most = max(most, speed)
         if length > AUTO_LENGTHS[-1] and (speed < auto.HOPELESS * most or not costs.timed):
@@ -100,7 +100,7 @@ def complete_tokens_per_step(tokens_per_step: Mapping[int, float]) -> dict[int, 
         if length in found:
             shift = odds_between(usual, found[length], length)
         else:
-            found[length] = shifted(usual, length, shift)
+            found[length] = shift_odds(usual, length, shift)
     return found
 
 
@@ -153,7 +153,7 @@ def measure(backend: Backend, model: Model) -> RowCosts:
     target = model.family.target_for_shape(model, model.family.usual_shape(model))[0]
     sampling = model.manifest.defaults.sampling
     windows = Window.over([n for n in auto.TOKENS if n < model.manifest.target.num_tokens])
-    easy = {n: shifted(usual_tokens_per_step(n), n, auto.EASY) for n in auto.TOKENS}
+    easy = {n: shift_odds(usual_tokens_per_step(n), n, auto.EASY) for n in auto.TOKENS}
     lengths = with_tokens_per_step(windows.draft_lengths, easy)
     strategy = Strategy(drafts=windows).with_drafts(draft_lengths=lengths)
     engine = Engine(target, None, backend, strategy, sampling)

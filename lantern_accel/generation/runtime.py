@@ -27,10 +27,10 @@ from lantern_accel.generation.result import (
     PhaseSeconds,
     describe,
     loss_of,
-    pictures,
+    to_images,
     tokens_sha256,
 )
-from lantern_accel.strategy.lengths import beside_exact
+from lantern_accel.strategy.lengths import compare_with_exact
 from lantern_accel.strategy.values import AUTO, Sampling, Strategy
 
 if TYPE_CHECKING:
@@ -169,11 +169,11 @@ class Runtime:
         """
         count, prompts = len(jobs), [one.prompt for one in jobs]
         seeds = [(one.seed + one.number) % SEEDS for one in jobs]
-        made = self.model.family.paint(self.model, tokens[:count], shape, prompts, seeds)
+        made = self.model.family.render_images(self.model, tokens[:count], shape, prompts, seeds)
         if made is not None:
             return made
         # All rows, for another number of images would be compiled again.
-        return pictures(self.pixels(tokens, shape, on_host)[:count])
+        return to_images(self.pixels(tokens, shape, on_host)[:count])
 
     def images_of(
         self,
@@ -226,7 +226,7 @@ class Runtime:
         pixels = self.pixels(full.unsqueeze(0), shape)
         real = pixels.shape[1] * rows * row // total
         pixels[:, real:] = EMPTY
-        return pictures(pixels)[0], real
+        return to_images(pixels)[0], real
 
     # --- results -------------------------------------------------------------------------------
 
@@ -253,12 +253,12 @@ class Runtime:
             sampled = torch.cat([p.tokens for p in parts])
         tokens, count = sampled.numel(), len(sampled)
         busy = seconds.prefill + seconds.decode
-        moved, auto = sum(float(p.price.sum()) for p in parts) / tokens, None
+        moved, auto = sum(float(p.quality_loss.sum()) for p in parts) / tokens, None
         if decision.asked == AUTO:
             passes = f"; {steps} forward passes, not {tokens - count - resumed}"
             auto = describe_auto(decision.strategy, decision.parts[0].rows, passes)
             exact = decision.parts[0].exact_tokens_per_step
-            auto += "" if exact is None else f"; {beside_exact(exact, moved)}"
+            auto += "" if exact is None else f"; {compare_with_exact(exact, moved)}"
             auto += self.measurements.doubt if seconds.measuring else ""
         stats = GenerationStats(
             tokens=tokens,

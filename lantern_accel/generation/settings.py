@@ -20,7 +20,7 @@ from lantern_accel.bounds import (
     MOST_PROMPT,
     SEEDS,
 )
-from lantern_accel.errors import RequestError, did_you_mean, half_pair, plain, shown, what_is_wrong
+from lantern_accel.errors import RequestError, did_you_mean, half_pair, plain, show, what_is_wrong
 from lantern_accel.records import Frozen
 from lantern_accel.strategy.rules import OPTION_NAMES, AcceptanceRule
 from lantern_accel.strategy.sampling import named_once
@@ -115,7 +115,7 @@ class Settings(Frozen):
         for one in value if isinstance(value, list | tuple) else (value,):
             a_bool = isinstance(one, bool) or "bool" in str(getattr(one, "dtype", ""))
             if a_bool or (isinstance(one, str) and "_" in one):  # which int() passes over
-                raise ValueError(f"{shown(one)} is not a number; give an integer")
+                raise ValueError(f"{show(one)} is not a number; give an integer")
         return value
 
     @field_validator("seed", mode="before")
@@ -200,7 +200,7 @@ def read_settings(given: Mapping[str, object], named: Callable[[str], str] = str
     fields, given = Settings.model_fields, named_once(given)
     for name in given:
         if name not in fields:
-            raise RequestError(f"generate takes no {shown(name)}{did_you_mean(name, fields)}")
+            raise RequestError(f"generate takes no {show(name)}{did_you_mean(name, fields)}")
     try:
         settings = Settings.model_validate(dict(given))
         Sampling.model_validate(settings.sampling_changes())
@@ -212,9 +212,9 @@ def read_settings(given: Mapping[str, object], named: Callable[[str], str] = str
         several = isinstance(value, list | tuple)
         first = found[-1 if several else 0]  # of what a field may be, a list comes last
         short = isinstance(value, float) and abs(value) < WRITTEN_OUT  # no infinity, and a number
-        number = plain(float(value)) if short and value is not None else shown(value)
+        number = plain(float(value)) if short and value is not None else show(value)
         if first["type"].startswith(_OBJECTS):
-            text = f" cannot be {shown(value)}; it takes: {fields[name].description}"
+            text = f" cannot be {show(value)}; it takes: {fields[name].description}"
         else:
             text = what_is_wrong(first, number)
         raise RequestError(f"{named(name)}{text}", field=name) from None
@@ -244,7 +244,7 @@ def check_prompts(prompt: object) -> tuple[str | int, ...]:
         wrong = next(filter(None, map(_wrong_prompt, prompts)), "")
         wrong = wrong if prompts else "there is no prompt; give at least one"
     except TypeError:
-        wrong = f"{shown(prompt)} is not a prompt; give text, a class id, or a list of them"
+        wrong = f"{show(prompt)} is not a prompt; give text, a class id, or a list of them"
     if wrong:
         raise RequestError(wrong, field="prompt")
     return prompts
@@ -253,17 +253,17 @@ def check_prompts(prompt: object) -> tuple[str | int, ...]:
 def _wrong_prompt(each: object) -> str:
     """Return what is wrong with a prompt; "" where nothing is."""
     if not isinstance(each, str | int) or isinstance(each, bool):
-        return f"{shown(each)} is not a prompt; give text or a class id"
+        return f"{show(each)} is not a prompt; give text or a class id"
     if isinstance(each, int):
-        return f"{shown(each)} is not a class id" if abs(each) > MOST_CLASS_ID else ""
+        return f"{show(each)} is not a class id" if abs(each) > MOST_CLASS_ID else ""
     if half_pair(each):
-        return f"the prompt {shown(each)} holds half a surrogate pair; send text as UTF-8"
+        return f"the prompt {show(each)} holds half a surrogate pair; send text as UTF-8"
     if not each.strip():
         return "the prompt is empty; describe a thing, such as 'red heart'"
     if len(each) <= MOST_PROMPT:
         return ""
     return (
-        f"the prompt has {len(each):,} characters, and a prompt has at most {MOST_PROMPT:,}; shorten it, "
+        f"the prompt has {len(each):,} characters, and a prompt has at most {MOST_PROMPT:,}; show it, "
         "or generate a file of prompts with --prompts"
     )
 

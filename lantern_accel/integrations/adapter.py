@@ -58,7 +58,7 @@ class Adapter:
     last: SampledTokens | None = None
     pipeline: Pipeline | None = None
 
-    def draw(
+    def generate_rows(
         self,
         rows: Rows,
         shape: Hashable,
@@ -103,7 +103,7 @@ class Own(Adapter):
         return cls(strategy, overrides, pipeline=pipeline, opened=True)
 
     @own_context()
-    def draw_prompts(
+    def generate_prompts(
         self,
         prompts: Sequence[str],
         size: tuple[int, int],
@@ -115,9 +115,9 @@ class Own(Adapter):
         made = pipeline.conditions(prompts, size)
         sampling = pipeline.sampling(**self.overrides)
         rows = pipeline.model.family.rows(pipeline.model, made, sampling)
-        return self.draw(rows, made.shape, sampling, seeds, on_progress)
+        return self.generate_rows(rows, made.shape, sampling, seeds, on_progress)
 
-    def pictures(
+    def generate_images(
         self,
         prompts: Sequence[str],
         seeds: Sequence[Sequence[int]],

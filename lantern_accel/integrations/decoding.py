@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from lantern_accel.checkpoints.kinds import OTHER, PLAIN, kind_of
 from lantern_accel.checkpoints.loading import (
     Fingerprint,
-    checked,
+    check_tensors,
     mismatch,
     replace_tensor,
     without_data,
@@ -40,7 +40,7 @@ from lantern_accel.integrations.watch import Watch
 from lantern_accel.models.bundle import named_head, read_head
 from lantern_accel.nn.transformer import Projection, pack
 from lantern_accel.records import format_bytes
-from lantern_accel.strategy.rules import validated
+from lantern_accel.strategy.rules import validate_model
 from lantern_accel.strategy.sampling import named_once
 from lantern_accel.strategy.values import Sampling
 
@@ -91,7 +91,7 @@ def _share(
     with without_data():
         module = kind.build(manifest, part, ops)
     recipes = kind.recipes(part, weights, manifest)
-    own = checked(module, weights, recipes, what, kind.beside.get(part))
+    own = check_tensors(module, weights, recipes, what, kind.beside.get(part))
     for name, parameter in own.items():
         recipe = recipes[name]
         sources = [(key, weights.tensors[key]) for key in recipe.sources]
@@ -209,7 +209,7 @@ class Accelerated(Adapter):
         if self._watch is not None and self._watch.beside != beside:
             self.close()
         self._watch = watch = self._watch or Watch(self.module, beside)
-        if self.pipeline is not None and not watch.changed():
+        if self.pipeline is not None and not watch.has_changed():
             return self.pipeline
         config: Any = self.module.config
         said = config.to_dict()
@@ -254,4 +254,6 @@ class Accelerated(Adapter):
                 LanternWarning,
                 stacklevel=2,
             )
-        return validated(Sampling, {**found.model_dump(), **named_once(self.overrides)}, "sampling")
+        return validate_model(
+            Sampling, {**found.model_dump(), **named_once(self.overrides)}, "sampling"
+        )

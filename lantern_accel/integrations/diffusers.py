@@ -12,12 +12,12 @@ import torch
 from lantern_accel.bounds import SEEDS
 from lantern_accel.errors import ModelError, RequestError
 from lantern_accel.families.glm_image.grids import grid_of, grids, prior_token_ids
-from lantern_accel.families.glm_image.painting import check_scheduler
+from lantern_accel.families.glm_image.rendering import check_scheduler
 from lantern_accel.families.releases import require
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.integrations.adapter import InterruptedDecodingError, Own, fresh_seeds
 from lantern_accel.integrations.decoding import Accelerated
-from lantern_accel.integrations.glm_image import draw_prior
+from lantern_accel.integrations.glm_image import sample_prior
 from lantern_accel.integrations.transformers import accelerated
 from lantern_accel.integrations.transformers import restore as restore_model
 from lantern_accel.strategy.values import Strategy
@@ -159,7 +159,7 @@ def _call(self: GlmImagePipeline, *args: object, **kwargs: object) -> object:
             bar.update(max(known - bar.n, 0) if hasattr(bar, "n") else 0)
 
         ours = _adapter(self, *vars(self)[_STATE])
-        drawn = draw_prior(ours, self.processor, prompts, (width, height), seeds, report)
+        drawn = sample_prior(ours, self.processor, prompts, (width, height), seeds, report)
     ids = prior_token_ids(drawn.tokens, rows, columns)
     negative = given["negative_prompt_embeds"]
     if negative is not None and times > 1:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.errors import RequestError
-from lantern_accel.strategy.rules import validated
+from lantern_accel.strategy.rules import validate_model
 from lantern_accel.strategy.values import Sampling
 
 if TYPE_CHECKING:
@@ -104,14 +104,14 @@ def sampling_of(
         if name in WARPERS:
             seen.append(name)
     if not sample:
-        return validated(
+        return validate_model(
             Sampling, {"cfg_scale": values["cfg_scale"], "temperature": 0.0}, "sampling"
         )
     if len(set(seen)) < len(seen) or ("TemperatureLogitsWarper" in seen[1:]):
         raise refusal_of(f"logits processors in the order {', '.join(seen)}")
     if seen[-2:] == ["TopPLogitsWarper", "TopKLogitsWarper"]:
         values["order"] = "top_p_first"
-    return validated(Sampling, values, "sampling")
+    return validate_model(Sampling, values, "sampling")
 
 
 def prompts_of(ids: Tensor, mask: Tensor) -> list[list[int]]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _GRAMMAR = "PrefixConstrainedLogitsProcessor"
 
 
-def draw_image(
+def generate_ids(
     ours: Accelerated,
     ids: Tensor,
     mask: Tensor,
@@ -65,7 +65,7 @@ def draw_image(
         contexts += negative_prompts(others, ids)
     made = ours.conditions(contexts, grid)
     rows = Rows(made.condition, made.mask)
-    tokens = ours.draw(rows, made.shape, sampling, seeds).tokens
+    tokens = ours.generate_rows(rows, made.shape, sampling, seeds).tokens
     out: Tensor = manifest.ids_of(tokens)
     stops = torch.as_tensor(-1 if config.eos_token_id is None else config.eos_token_id).flatten()
     ended = torch.isin(out[0, -3:], stops)

@@ -17,7 +17,7 @@ from lantern_accel.strategy.values import Sampling
 
 
 @own_context()
-def draw_prior(
+def sample_prior(
     ours: Accelerated | Own,
     processor: Any,
     prompts: Sequence[str],
@@ -35,7 +35,7 @@ def draw_prior(
     if reads is not None:  # else our own prior's tokenizer is asked, below
         Controls(reads).check(prompts)
     if isinstance(ours, Own):
-        return ours.draw_prompts(prompts, size, seeds, on_progress)
+        return ours.generate_prompts(prompts, size, seeds, on_progress)
     given = processor.apply_chat_template(
         [[{"role": "user", "content": [{"type": "text", "text": one}]}] for one in prompts],
         tokenize=True,
@@ -51,11 +51,11 @@ def draw_prior(
     processors = processors_of(model, config, ids, [])
     target = ours.ready().model.manifest.target
     sampling = ours.sampling(sampling_of(processors, target.head_rows, sample=True))
-    return draw_ids(ours, ids, mask, shapes, sampling, seeds, on_progress)
+    return sample_ids(ours, ids, mask, shapes, sampling, seeds, on_progress)
 
 
 @own_context()
-def draw_ids(
+def sample_ids(
     ours: Accelerated,
     ids: Tensor,
     mask: Tensor,
@@ -85,4 +85,4 @@ def draw_ids(
             f"has {both[0][0]} x {both[0][1]} before it; a batch is of one size"
         )
     rows = model.family.rows(model, made, sampling)
-    return ours.draw(rows, made.shape, sampling, seeds, on_progress)
+    return ours.generate_rows(rows, made.shape, sampling, seeds, on_progress)

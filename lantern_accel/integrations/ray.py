@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from lantern_accel.api import DEFAULT_MODEL, load
 from lantern_accel.bounds import SEEDS
 from lantern_accel.device.plugins import named_spec
-from lantern_accel.errors import DeviceLostError, LanternError, LanternWarning, RequestError, shown
+from lantern_accel.errors import DeviceLostError, LanternError, LanternWarning, RequestError, show
 from lantern_accel.families.releases import require
 from lantern_accel.generation.folder import FolderImages
 from lantern_accel.prompts import Item
@@ -115,7 +115,7 @@ class Images:
             self._pipeline = load(model, device=device, **loading or {})
         except LanternError as error:
             node = ray.util.get_node_ip_address()
-            raise RequestError(f"node {node} cannot load {shown(model)}: {error}") from None
+            raise RequestError(f"node {node} cannot load {show(model)}: {error}") from None
         self._images, self._seed = FolderImages(self._pipeline, settings), seed
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, object]:
@@ -148,13 +148,13 @@ class Images:
         row = {key: one.item() if isinstance(one, np.generic) else one for key, one in row.items()}
         prompt, own, name = map(row.get, ("prompt", "seed", "id"))
         if isinstance(prompt, bool) or not isinstance(prompt, int | str) or not str(prompt).strip():
-            raise RequestError(f"the prompt {shown(prompt)} is not text; write what to generate")
+            raise RequestError(f"the prompt {show(prompt)} is not text; write what to generate")
         # A column that some rows leave empty has NaN there, and its integers are floats.
         own, name = (int(x) if isinstance(x, float) and x.is_integer() else x for x in (own, name))
         seed, index = self._seed, 0
         if own is not None and own == own:
             if not isinstance(own, int) or not 0 <= own < SEEDS:
-                raise RequestError(f"the seed {shown(own)} is not an integer from 0 to {SEEDS - 1}")
+                raise RequestError(f"the seed {show(own)} is not an integer from 0 to {SEEDS - 1}")
             seed = own
         elif isinstance(name, int) and name >= 0:
             index = name
@@ -192,7 +192,7 @@ def generate(
     if "id" in names:
         ids = Counter(row["id"] for row in dataset.select_columns(["id"]).iter_rows())
         if twice := [one for one, times in ids.items() if times > 1 and one is not None]:
-            raise RequestError(f"two rows have the id {shown(twice[0])}; give each one of its own")
+            raise RequestError(f"two rows have the id {show(twice[0])}; give each one of its own")
     for device in actors:
         check_cluster(wanted[device], device, seconds)
     asked["model"] = _visible(asked.get("model", DEFAULT_MODEL))
@@ -255,17 +255,17 @@ class Replica:
         slots = given.slots or usual_slots(self._pipeline)
         limits = ServerSettings(slots, given.queue, given.deadline, keys, grace=given.grace)
         self._service = make_app(self._pipeline, limits)
-        self._studio = self._service.state.scheduler
+        self._scheduler = self._service.state.scheduler
         if not alone:  # otherwise Serve runs the application
-            self._studio.start()
+            self._scheduler.start()
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._service
 
     async def check_health(self) -> None:
         """Raise where the device is lost, so that Ray starts another replica."""
-        if self._studio.queue.broken is not None:
-            raise RuntimeError(self._studio.queue.broken)
+        if self._scheduler.queue.broken is not None:
+            raise RuntimeError(self._scheduler.queue.broken)
 
     async def answer(
         self, scope: dict[str, object], body: bytes
@@ -328,7 +328,7 @@ def app(arguments: Mapping[str, object]) -> serve.Application:
     except ValidationError as error:
         name, why = error.errors()[0]["loc"][0], error.errors()[0]["msg"]
         known = ", ".join(Arguments.model_fields)
-        raise RequestError(f"{shown(name)}: {why}; the service takes {known}") from None
+        raise RequestError(f"{show(name)}: {why}; the service takes {known}") from None
     made, devices, more = list[serve.Application](), given.device.split(","), given.deployment
     given.model, keys, alone = _visible(given.model), read_keys(given.api_keys), len(devices) == 1
     for device in devices:

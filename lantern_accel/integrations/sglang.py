@@ -23,7 +23,7 @@ from lantern_accel.errors import DoesNotFitError, LanternError
 from lantern_accel.families.glm_image.grids import grid_of, prior_token_ids
 from lantern_accel.families.releases import require
 from lantern_accel.integrations.adapter import SampledTokens, fresh_seeds, settings_in
-from lantern_accel.integrations.glm_image import draw_prior
+from lantern_accel.integrations.glm_image import sample_prior
 from lantern_accel.integrations.transformers import accelerated
 
 if TYPE_CHECKING:
@@ -142,19 +142,19 @@ def _codes(stage: GlmImageAR, prompt: str, size: tuple[int, int], seed: int | No
     request = _request.get() or _ImageSeeds([])
     ours = accelerated(stage.vision_language_encoder, **settings_in(SETTINGS))
 
-    def draw(seeds: list[tuple[int, int]]) -> Tensor:
-        drawn = draw_prior(ours, stage.processor, [prompt] * len(seeds), size, seeds)
+    def generate(seeds: list[tuple[int, int]]) -> Tensor:
+        drawn = sample_prior(ours, stage.processor, [prompt] * len(seeds), size, seeds)
         request.drawn.append(drawn)
         _log.info("prior: %s; weights: %s", drawn, ours.memory)
         return drawn.tokens
 
     if seed is None:
-        return draw(fresh_seeds(1))[0]
+        return generate(fresh_seeds(1))[0]
     if seed not in request.codes:
         wanted = [*dict.fromkeys((seed, *request.seeds))]
         try:
-            made = draw([(one % SEEDS, 0) for one in wanted])
+            made = generate([(one % SEEDS, 0) for one in wanted])
         except DoesNotFitError:  # all at once
-            wanted, made = [seed], draw([(seed % SEEDS, 0)])
+            wanted, made = [seed], generate([(seed % SEEDS, 0)])
         request.codes.update(zip(wanted, made, strict=True))
     return request.codes[seed]

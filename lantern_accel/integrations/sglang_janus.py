@@ -102,7 +102,9 @@ class JanusStage(PipelineStage):  # type: ignore[misc]  # as above
                 bar.update(known - seen)
                 seen = known
 
-            done = self.ours.pictures(prompts, seeds, self._asked(batch), report_progress)
+            done = self.ours.generate_images(
+                prompts, seeds, self._read_settings(batch), report_progress
+            )
         self.log_info("%s", figures(done))
         if batch.metrics is not None:
             for name, seconds in durations(done, "JanusStage").items():
@@ -113,7 +115,7 @@ class JanusStage(PipelineStage):  # type: ignore[misc]  # as above
             usage={"completion_tokens": done.tokens.numel(), **figures(done)},
         )
 
-    def _asked(self, batch: Req) -> dict[str, object]:
+    def _read_settings(self, batch: Req) -> dict[str, object]:
         """Return a request's settings."""
         asked = {"cfg_scale": batch.guidance_scale, **settings_of(batch.lantern_accel)}
         if batch.negative_prompt:

@@ -37,8 +37,8 @@ from lantern_accel.integrations.distribution import (
     refusal_of,
     sampling_of,
 )
-from lantern_accel.integrations.emu3 import draw_image
-from lantern_accel.integrations.glm_image import draw_ids
+from lantern_accel.integrations.emu3 import generate_ids
+from lantern_accel.integrations.glm_image import sample_ids
 from lantern_accel.models.locate import named_parts
 from lantern_accel.strategy.values import Sampling, Strategy
 
@@ -177,7 +177,7 @@ def _janus_tokens(
         prompts += prompts_of(other, mask)
     made = ours.conditions(prompts)
     rows = Rows(made.condition, made.mask[: len(ids)])
-    return ours.draw(rows, made.shape, sampling, fresh_seeds(len(ids))).tokens.to(ids)
+    return ours.generate_rows(rows, made.shape, sampling, fresh_seeds(len(ids))).tokens.to(ids)
 
 
 def _generate_emu3(
@@ -234,7 +234,7 @@ def decode(
         raise refusal_of("images as input")
     seeds, given = fresh_seeds(len(input_ids)), logits_processor or ()
     if type(model).__name__ in EMU3:
-        tokens = draw_image(ours, input_ids, mask, given, generation_config, seeds)
+        tokens = generate_ids(ours, input_ids, mask, given, generation_config, seeds)
     else:
         manifest = ours.ready().model.manifest
         target = manifest.target
@@ -242,7 +242,7 @@ def decode(
         sample = bool(generation_config.do_sample)
         sampling = ours.sampling(sampling_of(given, codes, sample=sample))
         if type(model).__name__ == GLM:
-            tokens = draw_ids(ours, input_ids, mask, image_grid_thw, sampling, seeds).tokens
+            tokens = sample_ids(ours, input_ids, mask, image_grid_thw, sampling, seeds).tokens
         else:
             tokens = _chameleon_tokens(ours, manifest, input_ids, mask, given, sampling, seeds)
     out = torch.cat((input_ids, tokens.to(input_ids)), dim=1)
@@ -274,5 +274,5 @@ def _chameleon_tokens(
         contexts += negative_prompts(processors, ids)
     made = ours.conditions(contexts)
     rows = Rows(made.condition, made.mask)
-    codes = ours.draw(rows, made.shape, sampling, seeds).tokens
+    codes = ours.generate_rows(rows, made.shape, sampling, seeds).tokens
     return torch.tensor(manifest.target.token_ids())[codes]

@@ -134,7 +134,7 @@ class JanusPipeline(nn.Module):
         from vllm_omni.errors import OmniClientError
 
         try:
-            done = self._draw(req.requests, dummy=req.is_dummy_run())
+            done = self._generate(req.requests, dummy=req.is_dummy_run())
         except RequestError as error:
             if req.num_reqs > 1:
                 return [self.forward(type(req)(requests=[one]))[0] for one in req.requests]
@@ -151,18 +151,18 @@ class JanusPipeline(nn.Module):
             for i in range(req.num_reqs)
         ]
 
-    def _draw(self, requests: Sequence[OmniDiffusionRequest], dummy: bool) -> GenerationResult:
+    def _generate(self, requests: Sequence[OmniDiffusionRequest], dummy: bool) -> GenerationResult:
         """Generate requests of one number of images, one guidance and one negative prompt."""
-        asked = [{} if dummy else self._asked(one) for one in requests]
+        asked = [{} if dummy else self._read_settings(one) for one in requests]
         seeds = [seeds_of(one.sampling_params) for one in requests]
         if any(one != asked[0] for one in asked) or len({len(one) for one in seeds}) > 1:
             raise RequestError(
                 "requests that differ in more than prompt and seed are decoded apart"
             )
         texts = [text_of(one.prompt) for one in requests]
-        return self.ours.pictures(texts, seeds, asked[0], stop_if_cancelled)
+        return self.ours.generate_images(texts, seeds, asked[0], stop_if_cancelled)
 
-    def _asked(self, request: OmniDiffusionRequest) -> dict[str, object]:
+    def _read_settings(self, request: OmniDiffusionRequest) -> dict[str, object]:
         """Return a request's settings; raises :class:`RequestError` for what it cannot have."""
         params = request.sampling_params
         prompt = {} if isinstance(request.prompt, str) else request.prompt

@@ -56,7 +56,7 @@ class GlmImagePipeline(Theirs):  # type: ignore[misc]  # a class of vLLM-Omni ha
             if given.get("multi_modal_data"):
                 raise RequestError("images as input are not supported; leave them out")
             rows, columns = grid_of(width, height, "the prior")
-            drawn = self.ours.draw_prompts(
+            drawn = self.ours.generate_prompts(
                 [text_of(prompt)] * len(seeds),
                 (width, height),
                 [(one, 0) for one in seeds],

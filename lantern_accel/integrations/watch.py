@@ -54,7 +54,7 @@ class Watch:
                 if tensor is not None:
                     yield f"{path}.{name}", tensor
 
-    def changed(self) -> bool:
+    def has_changed(self) -> bool:
         """Return whether anything differs from what :meth:`note` saw last."""
         return self.seen is None or self.seen[0] != self._form() or self.seen[1] != self._sums()
 

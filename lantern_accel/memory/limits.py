@@ -101,7 +101,7 @@ class Capacity:
         need = self.copy_bytes(strategy)
         return not need or (free := self.free) is None or need <= free
 
-    def needed(
+    def count_bytes(
         self, batch: int, strategy: Strategy, sampling: Sampling, shape: Hashable = None
     ) -> int:
         """Count the bytes of buffers, a copy to draft with, tables and the largest workspace."""
@@ -109,7 +109,7 @@ class Capacity:
         copy = self.copy_bytes(strategy)
         return copy + plan.buffers + plan.tables + max(plan.workspace.values())
 
-    def _bound(self, batch: int, strategy: Strategy, sampling: Sampling) -> int:
+    def _bound_bytes(self, batch: int, strategy: Strategy, sampling: Sampling) -> int:
         t = self.model.manifest.target
         rows = batch * sampling.branches
         nodes = strategy.drafts.size[0]
@@ -135,10 +135,10 @@ class Capacity:
         Counting makes torch load 60 MB of itself. ``spare``: bytes that can be given up; None: all.
         """
         spare = self.spare() if spare is None else spare
-        free, bound = self.free, self._bound(batch, strategy, sampling)
+        free, bound = self.free, self._bound_bytes(batch, strategy, sampling)
         if free is None or bound < free + spare:
             return bound
-        return self.needed(batch, strategy, sampling, shape)
+        return self.count_bytes(batch, strategy, sampling, shape)
 
     def largest(
         self, batch: int, strategy: Strategy, sampling: Sampling, shape: Hashable = None
@@ -148,7 +148,7 @@ class Capacity:
         if self.fits(batch, *more):
             return batch
         free = (self.free or 0) + self.spare()
-        return most_images(lambda n: self.needed(n, *more), free, batch)
+        return most_images(lambda n: self.count_bytes(n, *more), free, batch)
 
     def fits(
         self, batch: int, strategy: Strategy, sampling: Sampling, shape: Hashable = None
@@ -162,7 +162,7 @@ class Capacity:
     ) -> None:
         """Raise :class:`DoesNotFitError` where a batch does not fit, with the one that does."""
         if (most := self.largest(batch, strategy, sampling, shape)) < batch:
-            need = self.needed(batch, strategy, sampling, shape)
+            need = self.count_bytes(batch, strategy, sampling, shape)
             way = f"a batch of {most} fits" if most else "not even one fits; use a smaller model"
             raise DoesNotFitError(shortage(self.backend, f"a batch of {batch}", need, way))
 
@@ -200,5 +200,5 @@ class Capacity:
         manifest = self.model.manifest
         widest = "lantern++" if manifest.drafter is not None else "auto"
         strategy = self._planner.strategy(widest)
-        bound = self._bound(max(images, 1), strategy, manifest.defaults.sampling)
+        bound = self._bound_bytes(max(images, 1), strategy, manifest.defaults.sampling)
         return (free := self.free) is not None and bound < free

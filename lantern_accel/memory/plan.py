@@ -16,7 +16,7 @@ from lantern_accel._version import __version__
 from lantern_accel.device.backend import DTYPES, Backend, dtype_policy
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.preferences import Preferences
-from lantern_accel.errors import DeviceRequestError, RequestError, did_you_mean, shown
+from lantern_accel.errors import DeviceRequestError, RequestError, did_you_mean, show
 from lantern_accel.families.base import Found
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.registry import family
@@ -231,9 +231,9 @@ def parse_size(text: str) -> int:
     base = 1024 if match is not None and match[3] else 1000
     size = 0 if match is None else int(float(match[1]) * base ** " kMGT".index(match[2] or " "))
     if size < 1:
-        raise RequestError(f"{shown(text)} is not a size; write 24GB, 24GiB or a number of bytes")
+        raise RequestError(f"{show(text)} is not a size; write 24GB, 24GiB or a number of bytes")
     if size < 2**20:  # nobody has so little, and everybody forgets a unit
-        raise RequestError(f"{shown(text)} means {size} bytes; did you mean {text.strip()}GB?")
+        raise RequestError(f"{show(text)} means {size} bytes; did you mean {text.strip()}GB?")
     return size
 
 

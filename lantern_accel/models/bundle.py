@@ -15,7 +15,7 @@ from lantern_accel.checkpoints.loading import (
     Fingerprint,
     LoadingProgress,
     Recipe,
-    checked,
+    check_tensors,
     fill,
     without_data,
 )
@@ -23,7 +23,7 @@ from lantern_accel.checkpoints.weights import Checkpoint, open_checkpoint
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.base import PARTS, Found, Model, Parts
-from lantern_accel.families.keys import load_float, recipes_of, renamed
+from lantern_accel.families.keys import load_float, recipes_of, rename_keys
 from lantern_accel.families.manifest import Manifest, ManifestT
 from lantern_accel.families.registry import family
 from lantern_accel.files import digest_of, read_json_file
@@ -134,7 +134,7 @@ def open_part(
     if part == HEAD:
         head = empty_head(found.manifest.draft_head)
         assert head is not None  # its file is looked for only where the manifest has its sizes
-        return head, checkpoint, recipes_of(renamed(checkpoint, ()))
+        return head, checkpoint, recipes_of(rename_keys(checkpoint, ()))
     with without_data():
         module = kind.build(found.manifest, part, ops)
     return module, checkpoint, kind.recipes(part, checkpoint, found.manifest)
@@ -185,7 +185,7 @@ def load_model(
     fingerprint, trunk = Fingerprint(), ""
     opened = {part: open_part(found, part, ops) for part in PARTS if part in found.files}
     for part, (module, checkpoint, recipes) in opened.items():  # all, before any is read
-        checked(module, checkpoint, recipes, found.files[part].name, kind.beside.get(part))
+        check_tensors(module, checkpoint, recipes, found.files[part].name, kind.beside.get(part))
     for part, (module, checkpoint, recipes) in opened.items():
         fill(
             module,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from lantern_accel.checkpoints.loading import checked
+from lantern_accel.checkpoints.loading import check_tensors
 from lantern_accel.checkpoints.weights import open_checkpoint
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import CheckpointError, LanternError, ModelError
@@ -87,7 +87,7 @@ def _part(found: Found, part: str) -> ModelPart:
     kind = family(found.manifest.family)
     try:
         module, checkpoint, recipes = open_part(found, part, TensorOps())
-        own = checked(module, checkpoint, recipes, path.name, kind.beside.get(part))
+        own = check_tensors(module, checkpoint, recipes, path.name, kind.beside.get(part))
     except LanternError as error:
         return ModelPart(part=part, state="unusable", path=str(path), detail=str(error))
     used = {key for name in own for key in recipes[name].sources}

@@ -19,12 +19,12 @@ from lantern_accel.families.published import ModelEntry
 from lantern_accel.families.registry import parts_of
 from lantern_accel.files import cache_dir, write_whole
 
-Tell = Callable[[str], None]
+Reporter = Callable[[str], None]
 #: How long the Hub may take to answer at all.
 REACH_SECONDS = 10
 #: Where a part is found next to a model's own files (its entry's ``config`` may add a ``folder``),
 #: and the option that names it elsewhere.
-BESIDE = {"model": "", "vq": "", "drafter": "/drafter", "text": "/t5-ckpt"}
+SIDE_FILES = {"model": "", "vq": "", "drafter": "/drafter", "text": "/t5-ckpt"}
 _OPTIONS = {
     "model": "--model ",
     "vq": "--use vq=",
@@ -36,10 +36,10 @@ _TOKEN = re.compile(r"hf_[A-Za-z0-9]{8,}")
 
 def at_hand(entry: ModelEntry) -> bool:
     """Return whether all files of an entry are in the Hub's cache."""
-    return all(cached(entry.repo, file.path) is not None for file in entry.files)
+    return all(find_cached(entry.repo, file.path) is not None for file in entry.files)
 
 
-def cached(repo: str, path: str) -> Path | None:
+def find_cached(repo: str, path: str) -> Path | None:
     """Return a repository's file in the Hub's cache; None where it is not there."""
     from huggingface_hub import try_to_load_from_cache
 
@@ -47,7 +47,7 @@ def cached(repo: str, path: str) -> Path | None:
     return Path(found) if isinstance(found, str) else None
 
 
-def resolve(entry: ModelEntry, tell: Tell, *, skip: Collection[str] = ()) -> dict[str, Path]:
+def resolve(entry: ModelEntry, tell: Reporter, *, skip: Collection[str] = ()) -> dict[str, Path]:
     """Return where the files of a model and its parts are, fetching what is not in the cache.
 
     Keys are ``target`` (the entry's own weights) and the kinds of its parts (``vq``, ``drafter``,
@@ -60,12 +60,12 @@ def resolve(entry: ModelEntry, tell: Tell, *, skip: Collection[str] = ()) -> dic
     return {kind: fetch(one, tell, wanted.values()) for kind, one in wanted.items()}
 
 
-def fetch(entry: ModelEntry, tell: Tell, together: Iterable[ModelEntry] = ()) -> Path:
+def fetch(entry: ModelEntry, tell: Reporter, together: Iterable[ModelEntry] = ()) -> Path:
     """Return the file of an entry, or the folder that holds its files as in the repository.
 
     ``together``: the entries that are needed with it, for the error where there is no network.
     """
-    here = {file.path: cached(entry.repo, file.path) for file in entry.files}
+    here = {file.path: find_cached(entry.repo, file.path) for file in entry.files}
     try:
         first = next((path for path, found in here.items() if found is None), None)
         if first is not None:
@@ -157,7 +157,7 @@ def _how_to_get(error: Absent, wanted: list[ModelEntry]) -> FetchError:
     for one in wanted:
         if not together and at_hand(one):
             continue
-        near = BESIDE[one.kind] + one.config.get("folder", "")
+        near = SIDE_FILES[one.kind] + one.config.get("folder", "")
         home = f"models/{model.name}{near}" if together else f"models/{one.name}"
         files = " ".join(file.path for file in one.files)
         steps.append(f"hf download {one.repo} {files} --local-dir {home}")
@@ -172,7 +172,7 @@ def _how_to_get(error: Absent, wanted: list[ModelEntry]) -> FetchError:
     )
 
 
-def show_licence(entry: ModelEntry, tell: Tell) -> None:
+def show_licence(entry: ModelEntry, tell: Reporter) -> None:
     """Tell an entry's licence, once on this machine."""
     marker = cache_dir() / "licences" / f"{entry.name}.txt"
     if marker.is_file():

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from lantern_accel.checkpoints.kinds import named_kinds
 from lantern_accel.checkpoints.layouts import search
-from lantern_accel.checkpoints.weights import SUFFIXES, quantized
+from lantern_accel.checkpoints.weights import SUFFIXES, quantized_error
 from lantern_accel.device.entry_points import why
 from lantern_accel.errors import LanternError, ModelError, RequestError, did_you_mean
 from lantern_accel.families.base import Family, Found, Parts
@@ -25,11 +25,11 @@ from lantern_accel.families.registry import (
     family,
     is_published,
     known_as,
-    published,
+    list_published,
 )
 from lantern_accel.files import read_json_file
 from lantern_accel.models.bundle import bundled_models, folder_parts, read_manifest, with_head
-from lantern_accel.models.hub import Tell, resolve
+from lantern_accel.models.hub import Reporter, resolve
 from lantern_accel.records import Frozen, first_wrong
 
 NO_DRAFTER = "none"
@@ -102,7 +102,7 @@ def log(text: str) -> None:
     logging.getLogger("lantern_accel").warning(text)
 
 
-def find_model(name: str | Path, parts: Parts | None = None, tell: Tell = log) -> Found:
+def find_model(name: str | Path, parts: Parts | None = None, tell: Reporter = log) -> Found:
     """Return the files of a model given by name or by path, fetching a published one if need be.
 
     ``parts``: those that are named elsewhere. ``NAME=PATH`` says which published model the files at a
@@ -121,7 +121,7 @@ def find_model(name: str | Path, parts: Parts | None = None, tell: Tell = log) -
         return with_head(_find(name, parts, tell), parts)
 
 
-def _find(name: str | Path, parts: Parts, tell: Tell) -> Found:
+def _find(name: str | Path, parts: Parts, tell: Reporter) -> Found:
     known = bundled_models()
     if str(name) in known:
         return folder_parts(known[str(name)], parts)
@@ -152,7 +152,7 @@ def _find(name: str | Path, parts: Parts, tell: Tell) -> Found:
         raise ModelError(
             f"there is no {path}; check the path, or use a name that `lantern-accel models` lists"
         )
-    names = [*known, *(one.name for one in published())]
+    names = [*known, *(one.name for one in list_published())]
     raise ModelError(
         f"unknown model {str(name)!r}{did_you_mean(str(name), names)} (a model is a name that "
         f"`lantern-accel models` lists, or a folder or file of its weights){_broken()}"
@@ -178,7 +178,7 @@ def check_size(name: str | Path, size: tuple[int, int] | None) -> None:
         manifest.grid(size)
 
 
-def find_published(name: str, parts: Parts, tell: Tell) -> Found:
+def find_published(name: str, parts: Parts, tell: Reporter) -> Found:
     """Fetch a published model and the parts that were not named elsewhere."""
     one = entry(name)
     kind = family(one.family)  # before anything is fetched
@@ -223,7 +223,7 @@ def find_official(path: Path, parts: Parts, asked: Iterable[Family] | None = Non
         raise refused[0]
     held = _list_weights(path)
     if not held and (gguf := next(path.glob("*.gguf"), None)):
-        raise quantized(gguf, "GGUF")
+        raise quantized_error(gguf, "GGUF")
     what = "folder" if path.is_dir() else "file"
     state = (
         f"holds {held}, which is not a model that this version knows"

@@ -81,22 +81,22 @@ class DraftHead(nn.Module):
         self.config, h, r, d = config, config.hidden, config.rank, config.dim
         v, cells = config.vocab_size, config.tokens or config.grid**2
 
-        def made(*shape: int, by: float = 0.0) -> nn.Parameter:
+        def new_parameter(*shape: int, by: float = 0.0) -> nn.Parameter:
             one = nn.Parameter(torch.empty(shape))
             if not one.is_meta:  # else they are read from a file
                 nn.init.normal_(one, std=by)
             return one
 
-        self.codes = made(AROUND, v + 1, h, by=0.3)
-        self.place = made(cells, h, by=0.3)
-        self.start = made(config.depths, h, by=0.3)
-        self.state = made(config.depths * h, d, by=d**-0.5)
-        self.seen = made(h + r, d, by=d**-0.5)
-        self.mid = made(r, h, by=h**-0.5)
-        self.head = made(v, r, by=r**-0.5)
-        self.bias = made(v)
+        self.codes = new_parameter(AROUND, v + 1, h, by=0.3)
+        self.place = new_parameter(cells, h, by=0.3)
+        self.start = new_parameter(config.depths, h, by=0.3)
+        self.state = new_parameter(config.depths * h, d, by=d**-0.5)
+        self.seen = new_parameter(h + r, d, by=d**-0.5)
+        self.mid = new_parameter(r, h, by=h**-0.5)
+        self.head = new_parameter(v, r, by=r**-0.5)
+        self.bias = new_parameter(v)
 
-    def fitted(self, grid: int, tokens: int) -> DraftHead:
+    def fit(self, grid: int, tokens: int) -> DraftHead:
         """Return a head on the same parameters for images of another size.
 
         ``grid``, ``tokens``: as in the configuration. Places past the trained ones take the last row.
@@ -111,7 +111,7 @@ class DraftHead(nn.Module):
             setattr(made, name, nn.Parameter(value, requires_grad=False))
         return made.eval()
 
-    def given(self) -> GuessHead:
+    def to_plan(self) -> GuessHead:
         """Return the parameters as a step's plan has them."""
         return GuessHead(
             **{name: value.detach().float() for name, value in self.named_parameters()},

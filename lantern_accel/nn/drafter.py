@@ -101,7 +101,7 @@ class EagleDrafter(RotaryNetwork, ABC):
         taps: tuple[int, ...] = self.config.taps
         return taps
 
-    def fused(self, features: Tensor) -> Tensor:
+    def fuse_states(self, features: Tensor) -> Tensor:
         """Return the target's states ``[R, T, (taps + 1) D]`` as one feature ``[R, T, D]``.
 
         What has the width of one already, such as the drafter's own predictions, stays as it is.
@@ -113,9 +113,9 @@ class EagleDrafter(RotaryNetwork, ABC):
         out: Tensor = self.fuse(torch.cat((*normed, last), dim=-1), self.ops)
         return out
 
-    def joined(self, embedded: Tensor, features: Tensor) -> Tensor:
+    def join_inputs(self, embedded: Tensor, features: Tensor) -> Tensor:
         """Return what the blocks read, ``[R, T, D]``, of embedded tokens and the target's states."""
-        out: Tensor = self.fc(torch.cat((embedded, self.fused(features)), dim=-1), self.ops)
+        out: Tensor = self.fc(torch.cat((embedded, self.fuse_states(features)), dim=-1), self.ops)
         return out
 
     @abstractmethod
@@ -131,7 +131,7 @@ class EagleDrafter(RotaryNetwork, ABC):
 
     def run(self, embedded: Tensor, features: Tensor, at: Pass) -> Tensor:
         """Run the blocks on embedded tokens ``[R, T, D]`` and the target's states: ``[R, T, D]``."""
-        x = self.joined(embedded.to(features.dtype), features)
+        x = self.join_inputs(embedded.to(features.dtype), features)
         return self.decoder.run(self.ops, self.layers, x, at)
 
     def forward(self, codes: Tensor, features: Tensor, at: Pass) -> Tensor:

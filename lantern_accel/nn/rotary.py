@@ -114,7 +114,7 @@ class RotaryNetwork(nn.Module):
         self.register_buffer("rope_cos", cos, persistent=False)
         self.register_buffer("rope_sin", sin, persistent=False)
 
-    def resized(self: NetworkT, **sizes: int) -> NetworkT:
+    def resize(self: NetworkT, **sizes: int) -> NetworkT:
         """Return this network for another prompt length or image size; weights are shared."""
         if self.config.model_dump(include=set(sizes)) == sizes:
             return self

@@ -37,7 +37,7 @@ class Rounding:
         """Bits of codes, steps and offsets, a weight; a row's step is not counted."""
         return self.bits + (32 / self.group if self.group else 0)
 
-    def rounded(self, weight: Tensor, drafts: bool = False) -> Rounded:
+    def round_matrix(self, weight: Tensor, drafts: bool = False) -> Rounded:
         """Round a matrix, in a third of the time where it ``drafts``: no range of a group is cut then.
 
         Raises RequestError for floating-point codes, which only some devices have, for such copies.
@@ -48,7 +48,7 @@ class Rounding:
                 f"weights in {self.name} are for copies that draft (--strategy "
                 f"self:drafts=self:4,{self.name}), on devices that multiply such numbers; {way}"
             )
-        return rounded(weight, self, 1 if drafts else TRIES)
+        return round_weight(weight, self, 1 if drafts else TRIES)
 
 
 #: The name of weights that are not quantized.
@@ -101,7 +101,7 @@ class Rounded:
         """Return the codes, one a byte: int8 ``[out, in]``, or uint8 ``[out, groups, group]``."""
         if self.offset is None:
             return self.codes
-        return unpacked(self.codes, self.rounding.bits)
+        return unpack_levels(self.codes, self.rounding.bits)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """Return the weights that the codes stand for, ``[out, in]``, computed in float32."""
@@ -112,7 +112,7 @@ class Rounded:
         return made.flatten(1)[:, : self.shape[1]].to(dtype)
 
 
-def packed(levels: Tensor, bits: int) -> Tensor:
+def pack_levels(levels: Tensor, bits: int) -> Tensor:
     """Return levels, uint8 ``[..., n]`` below ``2**bits``, one behind the other: ``[..., n bits / 8]``.
 
     ``n`` is a multiple of 4. Computed in int32: not every device that rounds a model shifts bytes.
@@ -126,8 +126,8 @@ def packed(levels: Tensor, bits: int) -> Tensor:
     return (made & 255).to(torch.uint8)
 
 
-def unpacked(codes: Tensor, bits: int) -> Tensor:
-    """Return the levels that :func:`packed` was given, in the dtype of ``codes``: uint8, or wider."""
+def unpack_levels(codes: Tensor, bits: int) -> Tensor:
+    """Return the levels that :func:`pack_levels` got, in the dtype of ``codes``: uint8, or wider."""
     if bits == 4:
         return torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2)
     x, y, z = torch.unflatten(codes, -1, (-1, 3)).unbind(-1)
@@ -135,7 +135,7 @@ def unpacked(codes: Tensor, bits: int) -> Tensor:
     return torch.stack(parts, dim=-1).flatten(-2)
 
 
-def rounded(weight: Tensor, how: Rounding, tries: int = TRIES) -> Rounded:
+def round_weight(weight: Tensor, how: Rounding, tries: int = TRIES) -> Rounded:
     """Round a matrix ``[out, in]`` of any floating dtype; nothing is random.
 
     ``tries``: cuts of a group's range that are compared; 1: none is cut, in a third of the time.
@@ -188,4 +188,4 @@ def _by_group(weight: Tensor, how: Rounding, tries: int) -> tuple[Tensor, Tensor
         least = torch.where(better, error, least)
         best = torch.where(better.unsqueeze(-1), made, best)
         steps, offsets = torch.where(better, step, steps), torch.where(better, offset, offsets)
-    return packed(best, how.bits), steps, offsets
+    return pack_levels(best, how.bits), steps, offsets

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from lantern_accel.bounds import MOST_CODES, MOST_GRID, MOST_LAYERS
-from lantern_accel.errors import shown
+from lantern_accel.errors import show
 from lantern_accel.records import Frozen
 
 #: What a prompt's positions have in the tables of a grid.
@@ -42,7 +42,7 @@ class Sizes(Frozen):
             raise ValueError(f"{len(entries)} entries are more than {MOST_ENTRIES}")
         for one in entries:
             if isinstance(one, int) and not 0 <= one <= most:
-                raise ValueError(f"{shown(one)} is not between 0 and {most}")
+                raise ValueError(f"{show(one)} is not between 0 and {most}")
             if isinstance(one, float) and not math.isfinite(one):
                 raise ValueError(f"{one} is not a finite number")
         if isinstance(value, float) and value <= 0:  # a drafter's marks may be below

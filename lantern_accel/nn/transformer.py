@@ -56,7 +56,7 @@ class Projection(nn.Linear):
         empty = self.weight.new_zeros(()).expand(self.weight.shape)
         self.packed, self.weight = packed, nn.Parameter(empty, requires_grad=False)
 
-    def described(self) -> plan.Matrix:
+    def to_plan(self) -> plan.Matrix:
         """Return the matrix as a plan has it."""
         packed = self.weight if self.packed is None else self.packed
         return plan.Matrix(packed, self.out_features, self.in_features, self.bias)
@@ -105,7 +105,7 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor, ops: TensorOps) -> Tensor:
         return ops.rms_norm(x, self.weight, self.eps)
 
-    def described(self) -> plan.Norm:
+    def to_plan(self) -> plan.Norm:
         """Return the norm as a plan has it."""
         return plan.Norm(self.weight, self.eps)
 
@@ -274,7 +274,7 @@ class Block(nn.Module):
         return out
 
 
-def described(blocks: nn.ModuleList) -> tuple[plan.BlockWeights, ...] | None:
+def plan_blocks(blocks: nn.ModuleList) -> tuple[plan.BlockWeights, ...] | None:
     """Return blocks as a plan has them; None where one is not a plain :class:`Block`."""
     found = []
     for block in blocks:
@@ -284,12 +284,12 @@ def described(blocks: nn.ModuleList) -> tuple[plan.BlockWeights, ...] | None:
         found.append(
             plan.BlockWeights(
                 heads=attention.heads,
-                attention_norm=None if first is None else first.described(),
-                wqkv=attention.wqkv.described(),
-                wo=attention.wo.described(),
-                ffn_norm=block.ffn_norm.described(),
-                w13=feed.w13.described(),
-                w2=feed.w2.described(),
+                attention_norm=None if first is None else first.to_plan(),
+                wqkv=attention.wqkv.to_plan(),
+                wo=attention.wo.to_plan(),
+                ffn_norm=block.ffn_norm.to_plan(),
+                w13=feed.w13.to_plan(),
+                w2=feed.w2.to_plan(),
             )
         )
     return tuple(found)

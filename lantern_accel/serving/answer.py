@@ -60,7 +60,7 @@ def statistics(done: Sequence[Finished], rounding: float) -> dict[str, float]:
         "tokens": tokens,
         "steps": steps,
         "tokens_per_step": (tokens - len(decoded)) / steps if steps else 1.0,
-        "total_variation_per_token": sum(float(one.price.sum()) for one in decoded) / tokens
+        "total_variation_per_token": sum(float(one.quality_loss.sum()) for one in decoded) / tokens
         + rounding,
     }
 

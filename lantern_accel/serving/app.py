@@ -170,7 +170,7 @@ def _add_routes(app: FastAPI, scheduler: Scheduler) -> None:
     model, created = str(manifest.name), int(time.time())
 
     def image_size(size: tuple[int, int] | None) -> tuple[int, int]:
-        found: tuple[int, int] = pipeline.model.family.picture(manifest, size)
+        found: tuple[int, int] = pipeline.model.family.image_size(manifest, size)
         return found
 
     def check(text: str) -> None:

@@ -71,4 +71,4 @@ class Metrics:
         self.images.inc()
         self.tokens.inc(done.tokens.numel())
         self.steps.inc(int(done.steps.sum()))
-        self.total_variation.inc(float(done.price.sum()))
+        self.total_variation.inc(float(done.quality_loss.sum()))

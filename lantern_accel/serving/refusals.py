@@ -14,7 +14,7 @@ from lantern_accel.errors import (
     RequestError,
     StrategyError,
     did_you_mean,
-    shown,
+    show,
 )
 
 #: Tells OpenAI's clients that sending the request again would compute it again.
@@ -28,7 +28,7 @@ def quote(value: object, most: int = 80) -> str:
     try:
         text = json.dumps(value)
     except (TypeError, ValueError, RecursionError):
-        return shown(value, most)
+        return show(value, most)
     return text if len(text) <= most else f"{text[:most]}..."
 
 

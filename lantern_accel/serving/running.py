@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.device.context import inferring
-from lantern_accel.errors import DoesNotFitError, RequestError, noted
+from lantern_accel.errors import DoesNotFitError, RequestError, collect_warnings
 from lantern_accel.families.base import Conditions
 from lantern_accel.generation.batch import (
     Batch,
@@ -86,7 +86,7 @@ class RunningBatch:
 
     def _make(self, request: GenerationRequest, first: Conditions, size: int) -> Batch[QueuedImage]:
         runtime, sampling = self.pipeline.runtime, request.sampling
-        strategy = self.pipeline.measurements.tuned(request.strategy, size, sampling)
+        strategy = self.pipeline.measurements.tune_strategy(request.strategy, size, sampling)
         make_images: MakeImages[QueuedImage] = image_maker(runtime, first.shape)
         return joined_batch(
             runtime, strategy, sampling, first, size, size, make_images=make_images
@@ -129,7 +129,7 @@ class RunningBatch:
         self.crowded = False
         for one in self.images:
             assert one.rows is not None
-            row, known = self.batch.engine.decoded(slice(0, 1)), self.batch.so_far(one)
+            row, known = self.batch.engine.read_tokens(slice(0, 1)), self.batch.so_far(one)
             self._whole.join(one, one.rows, known[None])
             one.earlier = row if one.earlier is None else _add_counters(row, one.earlier)
             self.batch.leave(one)
@@ -140,7 +140,7 @@ class RunningBatch:
         request, runtime = image.job.request.generation, self.pipeline.runtime
         against, field = request.negative_prompt, "prompt"
         try:
-            with noted() as notes:
+            with collect_warnings() as notes:
                 conditions = runtime.conditions(request.prompts, request.size, against)
                 field = "negative_prompt" if against else field
                 rows = runtime.rows(conditions, request.sampling, against, request.size)
@@ -154,7 +154,7 @@ class RunningBatch:
         """Run some steps; return what came of every image. A job that is over ends them at once."""
         images, phases = self.images, self.batch.phases
         before = phases.seconds["decode"]
-        with noted() as warned, phases.count_seconds("decode"):
+        with collect_warnings() as warned, phases.count_seconds("decode"):
             events = self.batch.advance(lambda: any(one.job.over for one in images))
         for job in {one.job for one in images}:
             job.spent["decode"] += phases.seconds["decode"] - before
@@ -191,7 +191,10 @@ def _add_counters(one: Decoded, earlier: Decoded) -> Decoded:
         pad(each.histogram, (0, width - each.histogram.shape[1])) for each in (one, earlier)
     )
     return Decoded(
-        one.tokens, one.steps + earlier.steps, counts + before, one.price + earlier.price
+        one.tokens,
+        one.steps + earlier.steps,
+        counts + before,
+        one.quality_loss + earlier.quality_loss,
     )
 
 

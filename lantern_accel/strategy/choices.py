@@ -25,7 +25,7 @@ from lantern_accel.strategy.values import Strategy
 if TYPE_CHECKING:
     from lantern_accel.device.backend import Backend
 
-Kept = TypeVar("Kept", bound=Record)
+CommittedPath = TypeVar("CommittedPath", bound=Record)
 
 SCHEMA: Literal[1] = 1
 #: What is kept under a key: a strategy's static tree, what auto stands for, costs of rows.
@@ -154,14 +154,14 @@ def write_choice(choice: Choice) -> Path:
     return path
 
 
-def _read(path: Path, kind: type[Kept]) -> Kept | None:
+def _read(path: Path, kind: type[CommittedPath]) -> CommittedPath | None:
     """Return the record of a file; None for a pipe, a damaged file and another kind of record."""
     with suppress(ValidationError):
         return kind.model_validate(read_record(path))
     return None
 
 
-def _read_shipped(kind: type[Kept]) -> Iterator[Kept]:
+def _read_shipped(kind: type[CommittedPath]) -> Iterator[CommittedPath]:
     try:
         folder = profiles_dir() / "choices"
     except ProfileError:  # an installation without profiles ships no choices either

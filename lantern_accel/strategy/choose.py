@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import Field
 
-from lantern_accel.errors import StrategyError, did_you_mean, shown
+from lantern_accel.errors import StrategyError, did_you_mean, show
 from lantern_accel.files import read_text_file
 from lantern_accel.records import Frozen
 from lantern_accel.strategy.presets import PRESETS
@@ -63,11 +63,11 @@ def read_strategy(text: str) -> dict[str, Any]:
         key = key.replace("-", "_")
         if not value:
             raise StrategyError(
-                f"the strategy {shown(text)} cannot be read; write NAME:SETTING=VALUE,SETTING=VALUE, "
+                f"the strategy {show(text)} cannot be read; write NAME:SETTING=VALUE,SETTING=VALUE, "
                 "such as lantern++:k=10,lambda=2"
             )
         if fields.get(key, key) not in CHANGES:
-            raise StrategyError(f"a strategy has no {shown(key)}{did_you_mean(key, fields)}")
+            raise StrategyError(f"a strategy has no {show(key)}{did_you_mean(key, fields)}")
         found[fields.get(key, key)] = value if pair in long else _number(value)
     return found
 
@@ -127,7 +127,7 @@ def choose_strategy(defaults: ModelDefaults, strategy: str | Strategy, **changes
         accept = _read("accept", AcceptanceRule.read, accept)
     elif accept is not None and not isinstance(accept, AcceptanceRule):
         raise StrategyError(
-            f"{shown(accept)} is not an acceptance rule; write one, such as lantern++:k=10,lambda=2"
+            f"{show(accept)} is not an acceptance rule; write one, such as lantern++:k=10,lambda=2"
         )
     if isinstance(strategy, Strategy):
         chosen = strategy

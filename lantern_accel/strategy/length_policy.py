@@ -10,7 +10,7 @@ from lantern_accel.strategy.lengths import (
     MOST_SHIFT,
     SURE,
     in_batch,
-    shifted,
+    shift_odds,
     usual_tokens_per_step,
 )
 from lantern_accel.strategy.policy import LengthStats
@@ -84,19 +84,19 @@ class AcceptancePolicy:
 
     def _off(self, block: LengthStats, gained: float, own: float, memory: float) -> float:
         """Return what tokens that were gained in a block add to a shift, which held ``own`` more."""
-        expected = self.promise(block.length, own)
+        expected = self.predict(block.length, own)
         share = 1 - (1 - 1 / memory) ** block.steps
         # To first order the tokens beyond one go with the odds.
         return share * (gained / block.steps - expected) / max(expected - 1, 0.5)
 
-    def promise(self, length: int, own: float = 0.0) -> float:
+    def predict(self, length: int, own: float = 0.0) -> float:
         """Return the tokens that a step of this length is expected to add to an image now."""
-        return shifted(self._usual[length], length, self.shift + own)
+        return shift_odds(self._usual[length], length, self.shift + own)
 
     def _tokens(self, length: int, left: Sequence[int]) -> float:
         """Return the tokens per step that the farthest image gets until the last one is complete."""
         own = self.own or [0.0] * len(left)
-        steps = [lacks / self.promise(length, own[i]) for i, lacks in enumerate(left) if lacks]
+        steps = [lacks / self.predict(length, own[i]) for i, lacks in enumerate(left) if lacks]
         return max(left) / max(1.0, *steps) if steps else 1.0
 
     def best(self, left: Sequence[int] | None) -> int:
@@ -106,7 +106,7 @@ class AcceptancePolicy:
         """
         speed = {}
         for one in self.draft_lengths:
-            worth = self.promise(one.length) if left is None else self._tokens(one.length, left)
+            worth = self.predict(one.length) if left is None else self._tokens(one.length, left)
             speed[one.length] = in_batch(worth, self.images) / (one.cost or 1.0)
         most, plain = max(speed.values()), speed.get(1, 0.0)
         sure = {n: SURE * plain if n > 1 else plain for n in speed}

@@ -68,7 +68,7 @@ def _odds_of(tokens: float, length: int) -> float:
     return rate / (1 - rate)
 
 
-def shifted(tokens: float, length: int, shift: float) -> float:
+def shift_odds(tokens: float, length: int, shift: float) -> float:
     """Return the tokens per step of a window that usually has ``tokens``, its odds shifted.
 
     ``shift``: a logarithm, of which no more than :data:`MOST_SHIFT` counts.
@@ -82,7 +82,7 @@ def odds_between(usual: float, found: float, length: int) -> float:
     return math.log(_odds_of(found, length) / _odds_of(usual, length))
 
 
-def beside_exact(exact: float, moved: float) -> str:
+def compare_with_exact(exact: float, moved: float) -> str:
     """Say what exact decoding had with relaxed drafts: ``exact`` tokens per step.
 
     ``moved``: total variation per token, by which relaxation raises acceptance at most.

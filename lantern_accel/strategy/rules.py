@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from lantern_accel.bounds import MOST_CODES, whole
-from lantern_accel.errors import StrategyError, did_you_mean, shown, what_is_wrong
+from lantern_accel.errors import StrategyError, did_you_mean, show, what_is_wrong
 from lantern_accel.records import Frozen
 
 if TYPE_CHECKING:
@@ -78,10 +78,10 @@ class Registered(Frozen):
                     for name, (_, of) in fields.items()
                 )
                 raise StrategyError(
-                    f"the {cls.sort} {kind!r} has no field {shown(option)}; it has "
+                    f"the {cls.sort} {kind!r} has no field {show(option)}; it has "
                     + (", ".join(known) or "no fields")
                 )
-        return validated(cls, values, kind)
+        return validate_model(cls, values, kind)
 
     @classmethod
     def of_kind(cls, kind: object) -> type[Self]:
@@ -90,10 +90,10 @@ class Registered(Frozen):
             found: type[Self] = cls.registry[kind]
             return found
         near = did_you_mean(str(kind), cls.registry)
-        raise StrategyError(f"no {cls.sort} is named {shown(kind)}{near}")
+        raise StrategyError(f"no {cls.sort} is named {show(kind)}{near}")
 
     @classmethod
-    def described(cls, value: object) -> object:
+    def read_value(cls, value: object) -> object:
         """Return the value that a mapping or a text describes; any other passes as it is."""
         try:
             if isinstance(value, str):
@@ -158,7 +158,7 @@ class AcceptanceRule(Registered):
     #: Whether :meth:`borrowed` reads ``Tried.p`` or ``q``; elsewhere p may have no columns.
     reads_distribution: ClassVar[bool] = False
 
-    def borrowed(self, tried: Tried, runtime_params: Tensor) -> tuple[Tensor, Tensor]:
+    def count_neighbours(self, tried: Tried, runtime_params: Tensor) -> tuple[Tensor, Tensor]:
         """Return how many neighbours count (int32 ``[...]``) and the mass that they add, A(x) - p(x).
 
         ``runtime_params`` float32 ``[P]`` has the values of :attr:`runtime_params` on the device.
@@ -184,7 +184,7 @@ class Exact(AcceptanceRule):
     k: Literal[0] = 0
     relaxed: ClassVar[bool] = False
 
-    def borrowed(self, tried: Tried, runtime_params: Tensor) -> tuple[Tensor, Tensor]:
+    def count_neighbours(self, tried: Tried, runtime_params: Tensor) -> tuple[Tensor, Tensor]:
         """Return nothing: A(x) = p(x)."""
         nothing = tried.px.new_zeros(tried.px.shape)
         return nothing.int(), nothing
@@ -201,16 +201,16 @@ class NearestCodes(AcceptanceRule):
 
     kind: str
 
-    def bound(self, px: Tensor, runtime_params: Tensor) -> Tensor:
+    def bound_mass(self, px: Tensor, runtime_params: Tensor) -> Tensor:
         """Return the most mass that neighbours may add, ``[...]``."""
         raise NotImplementedError(f"the rule {self.kind!r} has no bound")
 
-    def borrowed(self, tried: Tried, runtime_params: Tensor) -> tuple[Tensor, Tensor]:
+    def count_neighbours(self, tried: Tried, runtime_params: Tensor) -> tuple[Tensor, Tensor]:
         """Return J and c_J: the largest j with ``c_j <= B``, and the mass of the j nearest codes."""
         import torch  # rules are read where torch is not loaded yet
 
         mass = tried.near.cumsum(dim=-1)
-        within = mass <= self.bound(tried.px, runtime_params).unsqueeze(-1)
+        within = mass <= self.bound_mass(tried.px, runtime_params).unsqueeze(-1)
         count = within.sum(dim=-1, dtype=torch.int32)
         return count, (mass * within).amax(dim=-1)
 
@@ -223,7 +223,7 @@ class Lantern(NearestCodes):
     delta: float = Field(0.2, gt=0, le=1, description="most mass that the neighbours may add")
     runtime_params: ClassVar[tuple[str, ...]] = ("delta",)
 
-    def bound(self, px: Tensor, runtime_params: Tensor) -> Tensor:
+    def bound_mass(self, px: Tensor, runtime_params: Tensor) -> Tensor:
         """Return delta, whatever p(x) is."""
         return runtime_params[0].expand(px.shape)
 
@@ -242,7 +242,7 @@ class LanternPP(NearestCodes):
     )
     runtime_params: ClassVar[tuple[str, ...]] = ("lam",)
 
-    def bound(self, px: Tensor, runtime_params: Tensor) -> Tensor:
+    def bound_mass(self, px: Tensor, runtime_params: Tensor) -> Tensor:
         """Return ``(lambda - 1) p(x)``."""
         return (runtime_params[0] - 1.0) * px
 
@@ -255,12 +255,12 @@ _SCHEMA = {
 }
 Acceptance = Annotated[
     SerializeAsAny[AcceptanceRule],
-    BeforeValidator(AcceptanceRule.described),
+    BeforeValidator(AcceptanceRule.read_value),
     WithJsonSchema(_SCHEMA),
 ]
 
 
-def validated(model: type[Model], values: object, what: str) -> Model:
+def validate_model(model: type[Model], values: object, what: str) -> Model:
     """Build a pydantic model, turning its complaint into a one-sentence :class:`StrategyError`."""
     try:
         return model.model_validate(values)

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from lantern_accel.errors import StrategyError
 from lantern_accel.records import Frozen
-from lantern_accel.strategy.rules import Acceptance, Exact, validated
+from lantern_accel.strategy.rules import Acceptance, Exact, validate_model
 from lantern_accel.strategy.sampling import Sampling
 from lantern_accel.strategy.sources import AdaptiveSource, AnyKind, DraftConfig, DraftLength, NoTree
 
@@ -55,7 +55,7 @@ class Strategy(Frozen):
 
     @model_validator(mode="before")
     @classmethod
-    def _budget_is_kept(cls, values: object) -> object:
+    def _choose_residual(cls, values: object) -> object:
         """Take the residual under which a budget is kept, in place of the default one."""
         if isinstance(values, dict) and values.get("tv_budget") is not None:
             if values.get("residual") == "official":
@@ -192,7 +192,7 @@ class Strategy(Frozen):
                     f"{self.acceptance.kind!r}; leave {option} out or choose another strategy",
                     field=key,
                 )
-        return validated(Strategy, values, "strategy")
+        return validate_model(Strategy, values, "strategy")
 
     def _drafts_by(self, drafts: DraftConfig) -> dict[str, object]:
         """Return the values of other drafts: of a drafter in place of its own, else of the same kind."""

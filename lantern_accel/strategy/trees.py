@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from lantern_accel.errors import StrategyError, did_you_mean
-from lantern_accel.strategy.rules import validated
+from lantern_accel.strategy.rules import validate_model
 from lantern_accel.strategy.sources import DraftConfig, DynamicTree, Path, StaticTree, source_class
 
 
@@ -106,7 +106,7 @@ def parse_drafts(text: str) -> DraftConfig:
     words = text.replace(",", " ").split()
     if words and all(word.isascii() and word.isdecimal() for word in words):
         paths = [[int(c) for c in word] for word in words]
-        return validated(StaticTree, {"paths": paths}, "drafts")
+        return validate_model(StaticTree, {"paths": paths}, "drafts")
     source = source_class(kind)
     if source is None or source is StaticTree:
         known = [*STATIC_TREES, "none", "chain:4", "dynamic", "window:16"]

@@ -8,7 +8,7 @@ EAGLE arXiv 2401.15077, EAGLE-2 2406.16858, LANTERN 2410.03355, LANTERN++ 2502.0
 from __future__ import annotations
 
 from lantern_accel.errors import StrategyError, did_you_mean
-from lantern_accel.strategy.rules import Exact, Lantern, LanternPP, validated
+from lantern_accel.strategy.rules import Exact, Lantern, LanternPP, validate_model
 from lantern_accel.strategy.sampling import Sampling
 from lantern_accel.strategy.sources import (
     ChainTree,
@@ -89,6 +89,6 @@ def named_strategy(
             known = [*points, *named_sources()]
             text = f"unknown strategy {name!r}{did_you_mean(name, known)}"
             raise StrategyError(text, field="strategy")
-        return Strategy(name=name, drafts=validated(source, {}, name))
+        return Strategy(name=name, drafts=validate_model(source, {}, name))
     tree, acceptance = points[name]
     return Strategy(name=name, drafts=tree, acceptance=acceptance)

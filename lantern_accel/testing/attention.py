@@ -12,8 +12,8 @@ from lantern_accel.decoding.trees import topology_of
 from lantern_accel.device.backend import Backend
 from lantern_accel.strategy.trees import TreeTables, parse_drafts, tree_paths
 from lantern_accel.testing.result import Compared, Measured, doing
-from lantern_accel.testing.tiny import filled, normal, write_all
-from lantern_accel.testing.tolerances import FLOAT32, MARGIN, ROUNDING, short, stored
+from lantern_accel.testing.tiny import fill_cache, normal, write_all
+from lantern_accel.testing.tolerances import FLOAT32, MARGIN, ROUNDING, roundoff, short
 
 #: Heads and widths: of a tiny model, LlamaGen's B and 3B, and of 7B models.
 HEADS = ((3, 16), (5, 64), (2, 100), (3, 128))
@@ -52,7 +52,7 @@ def bound(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, dtype: torch.dtype) -> 
     length = k.shape[1]
     each = 2 * off + 2 * ROUNDING[dtype] + MARGIN * FLOAT32 * (EXPONENTIAL + length**0.5)
     spread = torch.einsum("rhtl,rlhd->rthd", weights * each, v.double().abs())
-    return spread + stored(attention_of(q, k, v, seen), dtype)
+    return spread + roundoff(attention_of(q, k, v, seen), dtype)
 
 
 def mistakes(
@@ -130,7 +130,7 @@ def _compare(
     checked.hold(got, want, near, what, q.dtype, causes)
 
 
-def cached(backend: Backend) -> Measured:
+def cached_attention(backend: Backend) -> Measured:
     """Compare attention of a token, a tree and a window with float64, over a cache written twice."""
     checked = Compared(backend, "attend", "mask")
     tables = TreeTables(tree_paths(parse_drafts("0,1,2,00,01,10,000")))
@@ -138,7 +138,7 @@ def cached(backend: Backend) -> Measured:
     causal = torch.ones(33, 33, dtype=torch.bool).tril()
     for dtype, (heads, width) in itertools.product(checked.dtypes, HEADS):
         k, v = (normal(n, LAYERS, ROWS, SLOTS, heads, width).to(dtype) for n in (1, 2))
-        cache = filled(backend, v, k)
+        cache = fill_cache(backend, v, k)
         write_all(backend, cache, k, v)  # a copy that attention reads must follow
         capacity = cache.layout.capacity
         # A bucket of the first slots, and the whole cache.
@@ -160,7 +160,7 @@ def cached(backend: Backend) -> Measured:
             at = min(length, SLOTS)
             (k0, k1), (v0, v1) = k[:, :, :at], v[:, :, :at]
             _compare(checked, got, q, k1, v1, seen[..., :at], what, (k0, v0))
-    return checked.measured("passes")
+    return checked.to_measured("passes")
 
 
 def dense(backend: Backend) -> Measured:
@@ -176,4 +176,4 @@ def dense(backend: Backend) -> Measured:
             mask = backend.mask(seen.to(to), dtype) if masked else None
             got = backend.attend_dense(q.to(to), k.to(to), v.to(to), mask)
             _compare(checked, got, q, k, v, seen, what)
-    return checked.measured("passes without a cache")
+    return checked.to_measured("passes without a cache")

@@ -18,7 +18,7 @@ LAYERS, ROWS, CAPACITY, HEADS, WIDTH = 2, 4, 29, 3, 16
 def filled_cache(backend: Backend, dtype: torch.dtype) -> tuple[KVCache, Tensor, Tensor]:
     """Return a cache with known random content, and that content: k, v [layers, R, L, H, d]."""
     k, v = (tiny.normal(n, LAYERS, ROWS, CAPACITY, HEADS, WIDTH).to(dtype) for n in (1, 2))
-    return tiny.filled(backend, k, v), k, v
+    return tiny.fill_cache(backend, k, v), k, v
 
 
 def _holds(backend: Backend, cache: KVCache, k: Tensor, v: Tensor) -> str:

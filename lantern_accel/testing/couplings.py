@@ -67,12 +67,12 @@ def window(backend: Backend) -> Measured:
         p, q = _laws(1, IMAGES, length, vocab), _laws(2, IMAGES, length - 1, vocab)
         q[::2] = 0.3 * q[::2] + 0.7 * p[::2, :-1]  # several are kept
         q[0] = p[0, :-1]  # nothing is left
-        x = REFERENCE.draw(q, _uniforms(3, IMAGES, length - 1))
+        x = REFERENCE.sample(q, _uniforms(3, IMAGES, length - 1))
         tests, draws = _uniforms(4, IMAGES, length - 1), _uniforms(5, IMAGES, length)
         want = couple(x, p.double(), q.double(), tests, draws)
         to = backend.device
         given = x.to(to, backend.index), p.to(to), q.to(to), tests.to(to), draws.to(to)
-        got = couple(*given, draw=backend.draw)
+        got = couple(*given, draw=backend.sample)
         count = got.count.expand(IMAGES)
         _alike(what, ("count", count, want.count), ("tokens", got.tokens, want.tokens))
         windows += IMAGES

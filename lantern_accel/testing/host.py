@@ -54,7 +54,7 @@ def _decode(engine: tiny.TinyEngine, seed: int) -> Request:
     return Request(done.tokens.cpu(), done.steps.cpu(), [])
 
 
-def _noted(engine: tiny.TinyEngine, seed: int) -> Request:
+def _start_request(engine: tiny.TinyEngine, seed: int) -> Request:
     noting = _Noting(engine.verifying.guidance)
     vars(engine.verifying)["guidance"] = noting
     return replace(_decode(engine, seed), logits=noting.seen)
@@ -70,7 +70,7 @@ def next_to_cpu(backend: Backend, *, family: str = "", seed: int = 4) -> Measure
     may be off, another image is as right: what follows is not compared, and that is reported.
     """
     want, got = (
-        _noted(tiny.tiny_engine(ops, "vanilla", temperature=0.0, family=family), seed)
+        _start_request(tiny.tiny_engine(ops, "vanilla", temperature=0.0, family=family), seed)
         for ops in (REFERENCE, backend)
     )
     until, tie = want.tokens.shape[1], ""
@@ -150,7 +150,7 @@ def cpu(backend: Backend) -> Measured:
 DRAWN = ("vanilla", "eagle2", "lantern++", "scd", tiny.BY_HEAD)
 
 
-def drawn(backend: Backend) -> Measured:
+def host_requests(backend: Backend) -> Measured:
     """Sample requests by every kind of step: tokens are the CPU's, and as many drafts are kept.
 
     A strategy whose drafts are wrong gives right tokens, in more steps. Plain decoding draws two
@@ -166,7 +166,7 @@ def drawn(backend: Backend) -> Measured:
             tiny.tiny_engine(ops, strategy, family=family) for ops in (REFERENCE, backend)
         )
         if strategy == tiny.BY_HEAD:
-            _guessed(ours, theirs, f"{family}, {strategy}")
+            _compare_guesses(ours, theirs, f"{family}, {strategy}")
         wrong: list[str] = []
         for number, seed in enumerate(SEEDS):
             if number > (strategy == "vanilla") and not wrong:
@@ -183,7 +183,7 @@ def drawn(backend: Backend) -> Measured:
     return Measured(f"{tokens} sampled tokens are the CPU's, in as many steps{edge}{told}")
 
 
-def _guessed(ours: tiny.TinyEngine, theirs: tiny.TinyEngine, where: str) -> None:
+def _compare_guesses(ours: tiny.TinyEngine, theirs: tiny.TinyEngine, where: str) -> None:
     """Hold the guesses of a draft head, which lie among the tokens, to the host's for three steps."""
     for engine in (ours, theirs):
         tiny.start(engine, SEEDS[0])

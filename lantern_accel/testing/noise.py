@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from lantern_accel.device.backend import Backend, recorded
+from lantern_accel.device.backend import Backend, record_replay
 from lantern_accel.device.capture import Replay
 from lantern_accel.device.noise import MOST_CODES, noise_keys
 from lantern_accel.device.plan import Filter
@@ -123,7 +123,7 @@ def noise(backend: Backend) -> Measured:
     causes = partial(_mistakes, keys, positions, MOST_CODES)
     checked.hold(got, want, NEAR * want, what, torch.float32, causes)
     graphs = _graphs(backend, checked)
-    found = checked.measured("sets of noise")
+    found = checked.to_measured("sets of noise")
     return replace(found, detail=f"{found.detail}; {graphs} graphs have the same bits")
 
 
@@ -146,7 +146,9 @@ def _graphs(backend: Backend, checked: Compared) -> int:
                 step = _SamplingStep(backend, logits[:, :length])
                 for how in ("eager", "captured"):
                     replay = (
-                        Replay(step.run) if how == "eager" else recorded(backend, step.run, name)
+                        Replay(step.run)
+                        if how == "eager"
+                        else record_replay(backend, step.run, name)
                     )
                     try:
                         # Other keys first: what was kept of them shows.

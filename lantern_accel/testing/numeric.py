@@ -106,35 +106,35 @@ def like_vanilla(
     """
 
     def check(backend: Backend) -> Measured:
-        def decoded(family: str, strategy: str) -> Tensor:
+        def decode(family: str, strategy: str) -> Tensor:
             doing(f"{family}, {strategy}")
             engine = tiny.tiny_engine(
                 backend, strategy, batch=2, temperature=temperature, family=family
             )
-            return tiny.decoded(engine, 4)
+            return tiny.decode_tokens(engine, 4)
 
         compared = tiny.cases(EXACT, others)
         want: dict[str, Tensor] = {}
         for family, strategy in compared:
             if family not in want:
-                want[family] = decoded(family, "vanilla")
-            if not torch.equal(decoded(family, strategy), want[family]):
+                want[family] = decode(family, "vanilla")
+            if not torch.equal(decode(family, strategy), want[family]):
                 raise Failed(f"{family}: {strategy} does not {gives} vanilla's tokens in float32")
         return Measured(f"{len(compared)} exact strategies {gives} vanilla's tokens")
 
     return check
 
 
-def allowed(backend: Backend) -> Measured:
+def forced_codes(backend: Backend) -> Measured:
     """Decode models that force codes, such as the end of a row: each stands where it must."""
     checked = 0
     for family, strategy in tiny.cases(("vanilla", "eagle2", "lantern++"), turn=0):
         engine = tiny.tiny_engine(backend, strategy, batch=2, family=family)
-        rule = engine.verifying.target.allowed()
+        rule = engine.verifying.target.allowed_codes()
         if rule is None:
             continue
         doing(f"{family}, {strategy}")
-        tokens = tiny.decoded(engine, 5).cpu()
+        tokens = tiny.decode_tokens(engine, 5).cpu()
         penalty = rule.penalty.cpu()[rule.kind.cpu().long()]
         wrong = (penalty.gather(1, tokens.t()) < 0).nonzero()
         if len(wrong):
@@ -149,7 +149,7 @@ def allowed(backend: Backend) -> Measured:
 def distribution(backend: Backend) -> Measured:
     """Sample thousands of images' tokens by the papers' coupling: the second is as vanilla's."""
 
-    def counted(family: str, strategy: str, coupling: Coupling) -> Tensor:
+    def count(family: str, strategy: str, coupling: Coupling) -> Tensor:
         doing(f"{family}, {strategy}")
         engine = tiny.tiny_engine(backend, strategy, batch=256, family=family, coupling=coupling)
         vocab = engine.geometry.vocab
@@ -162,8 +162,8 @@ def distribution(backend: Backend) -> Measured:
         return seen
 
     compared = tiny.cases(TESTED, ())
-    want = counted(compared[0][0], "vanilla", "invariant")
-    worst = max(_misfit(want, counted(*one, "maximal")) for one in compared)
+    want = count(compared[0][0], "vanilla", "invariant")
+    worst = max(_misfit(want, count(*one, "maximal")) for one in compared)
     return within(worst, 4.5, "second token's distribution, in standard deviations")
 
 
@@ -183,7 +183,7 @@ class _Cancelled(Exception):
     """What the check raises in place of a user's Ctrl-C."""
 
 
-def interrupted(backend: Backend) -> Measured:
+def cancelled_requests(backend: Backend) -> Measured:
     """Cancel requests at random steps: the three after each are those of a fresh engine."""
     fresh = tiny.tiny_engine(backend, "lantern++")
     want, steps = [], 0
@@ -209,9 +209,9 @@ def interrupted(backend: Backend) -> Measured:
             engine.step()
 
         with contextlib.suppress(_Cancelled):
-            tiny.decoded(engine, 1, None, step)
+            tiny.decode_tokens(engine, 1, None, step)
         for seed, tokens in zip((1, 2, 3), want, strict=True):
-            if not torch.equal(tiny.decoded(engine, seed), tokens):
+            if not torch.equal(tiny.decode_tokens(engine, seed), tokens):
                 raise Failed(
                     f"a request was cancelled after {at} steps, and request {seed} after it differs "
                     "from a fresh engine's: what it left behind is read (see HostCopy.clear)"
@@ -223,8 +223,8 @@ def weights_from_outside(backend: Backend) -> Measured:
     """Decode with weights made outside of any inference mode, as a loaded model's are."""
     with torch.inference_mode(False), torch.no_grad():
         model = tiny.tiny_model(backend, backend.device, torch.float32)
-    outside = tiny.decoded(tiny.tiny_engine(backend, "lantern++", model=model), 3)
-    if not torch.equal(outside, tiny.decoded(tiny.tiny_engine(backend, "lantern++"), 3)):
+    outside = tiny.decode_tokens(tiny.tiny_engine(backend, "lantern++", model=model), 3)
+    if not torch.equal(outside, tiny.decode_tokens(tiny.tiny_engine(backend, "lantern++"), 3)):
         raise Failed("weights made inside the inference mode give other tokens than those outside")
     return Measured("weights made outside the inference mode decode like those made inside")
 
@@ -296,7 +296,7 @@ def guidance(backend: Backend) -> Measured:
     return within(worst, 1e-5, "guided logits against float64")
 
 
-def draws(backend: Backend) -> Measured:
+def samples(backend: Backend) -> Measured:
     """Sample one code, and several without replacement: each lies where its uniform points."""
     drawn = 0
     for vocab in VOCABS:
@@ -306,10 +306,10 @@ def draws(backend: Backend) -> Measured:
         given, at = weights.to(backend.device), u.to(backend.device)
         sums = backend.tables(vocab, backend.device).sums
         rest = () if sums is None else (sums,)
-        picks = backend.draw(given, at, *rest)
+        picks = backend.sample(given, at, *rest)
         if picks.dtype != backend.index:
             raise Failed(f"codes are {picks.dtype}, but the device's index is {backend.index}")
-        if not torch.equal(picks[:, 0], backend.draw(given, at[:, 0], *rest)):
+        if not torch.equal(picks[:, 0], backend.sample(given, at[:, 0], *rest)):
             raise Failed("the first of several draws is not the draw of one")
         left = weights.double()
         for r, codes in enumerate(picks.cpu().long().unbind(1)):

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.packed import Weight, dense
-from lantern_accel.nn.rounding import ROUNDINGS, rounded
+from lantern_accel.nn.rounding import ROUNDINGS, round_weight
 from lantern_accel.testing.result import (
     Compared,
     Failed,
@@ -22,7 +22,7 @@ from lantern_accel.testing.result import (
     left_to_reference,
 )
 from lantern_accel.testing.tiny import normal
-from lantern_accel.testing.tolerances import FLOAT32, MARGIN, SMALLEST, product, short, stored
+from lantern_accel.testing.tolerances import FLOAT32, MARGIN, SMALLEST, product, roundoff, short
 
 #: Inputs and outputs of matrices: of LlamaGen's B, XL and 3B, of 7B models (few outputs), and odd ones.
 MATRICES = ((768, 2304), (1280, 200), (3200, 72), (4096, 64), (257, 33), (100, 37))
@@ -108,7 +108,7 @@ def linear(backend: Backend) -> Measured:
         packed = backend.pack(given.to(device))
         weight = given.double()
         # Within a dtype's rounding of the row's largest weight.
-        near = stored(weight.abs().amax(1, keepdim=True), dtype)
+        near = roundoff(weight.abs().amax(1, keepdim=True), dtype)
         compare(dense(packed), weight, near, f"a packed matrix, dense, {what}")
         x = _inputs(inputs, MOST, inputs, dtype)
         bias, residual = normal(3, outputs).to(dtype), normal(4, MOST, outputs).to(dtype)
@@ -127,13 +127,13 @@ def linear(backend: Backend) -> Measured:
                 "the residual is added twice": 2 * wide + want,
             }
             shown = f"linear_add {shown}"
-            checked.hold(got, wide + want, near + stored(wide, dtype), shown, dtype, wrong)
+            checked.hold(got, wide + want, near + roundoff(wide, dtype), shown, dtype, wrong)
             if not backend.preferences.sums_in_place and not torch.equal(kept.cpu(), before):
                 raise Failed(
                     f"{shown}: the residual was written over, and the "
                     "backend does not say sums_in_place"
                 )
-    return checked.measured("matmuls")
+    return checked.to_measured("matmuls")
 
 
 def logits(backend: Backend) -> Measured:
@@ -147,7 +147,7 @@ def logits(backend: Backend) -> Measured:
             x = _inputs(rows, rows, inputs, dtype)
             what = f"logits of {outputs} codes, {rows} rows, in {short(dtype)}"
             _compare_product(checked, packed, given.double(), x, bias, what, sums=True)
-    return checked.measured(f"matmuls of heads of up to {max(n for _, n in HEADS)} codes")
+    return checked.to_measured(f"matmuls of heads of up to {max(n for _, n in HEADS)} codes")
 
 
 def fewer_bits(backend: Backend) -> Measured:
@@ -158,7 +158,7 @@ def fewer_bits(backend: Backend) -> Measured:
         checked.dtypes, ROUNDINGS.values(), shapes, (False, True)
     ):
         given = (normal(outputs, outputs, inputs) * inputs**-0.5).to(dtype)
-        made = rounded(given, how, tries=1) if drafts else rounded(given, how)
+        made = round_weight(given, how, tries=1) if drafts else round_weight(given, how)
         shown = f"{how.name} weights of {inputs} inputs in {short(dtype)}" + ", drafts" * drafts
         doing(shown)
         offset = None if made.offset is None else made.offset.to(device)
@@ -172,7 +172,7 @@ def fewer_bits(backend: Backend) -> Measured:
             bias = normal(3, outputs).to(dtype) if rows == 5 else None
             what = f"{shown}, {rows} rows"
             _compare_product(checked, one, weight, x.to(dtype), bias, what, drafts=drafts)
-    return checked.measured("matmuls with quantized weights")
+    return checked.to_measured("matmuls with quantized weights")
 
 
 #: Widths of norms and their epsilons, as published models have them, and an odd one.
@@ -198,10 +198,10 @@ def rms_norm(backend: Backend) -> Measured:
         got = backend.rms_norm(x.to(backend.device), weight.to(backend.device), eps)
         wide, times = x.double(), weight.double()
         want = _normalize(wide, times, eps)
-        near = want.abs() * FLOAT32 * MARGIN * (4 + width**0.5) + stored(want, dtype, 2)
+        near = want.abs() * FLOAT32 * MARGIN * (4 + width**0.5) + roundoff(want, dtype, 2)
         causes = partial(_wrong_norms, got, wide, times, eps)
         checked.hold(got, want, near + 1e-30, what, dtype, causes)
-    return checked.measured("norms")
+    return checked.to_measured("norms")
 
 
 def _wrong_norms(got: Tensor, x: Tensor, weight: Tensor, eps: float) -> dict[str, Tensor]:
@@ -247,10 +247,10 @@ def swiglu(backend: Backend) -> Measured:
         gate, up = x.double().chunk(2, dim=-1)
         want, both = gate * gate.sigmoid() * up, gate * up
         # The sigmoid is off by a few roundings of 1, whatever it is.
-        near = stored(both, torch.float32, 4) + stored(want, dtype, 2)
-        near = near + stored(both, dtype, 1 / 4) + SMALLEST[dtype] * up.abs()
+        near = roundoff(both, torch.float32, 4) + roundoff(want, dtype, 2)
+        near = near + roundoff(both, dtype, 1 / 4) + SMALLEST[dtype] * up.abs()
         checked.hold(got, want, near, what, dtype, partial(_wrong_gates, x.double()))
-    return checked.measured("gated products")
+    return checked.to_measured("gated products")
 
 
 def _wrong_gates(x: Tensor) -> dict[str, Tensor]:
@@ -276,7 +276,7 @@ def put(backend: Backend) -> Measured:
             want = buffer.clone()
             want.flatten(1, 2)[:, index] = values
             given = buffer.to(backend.device, copy=True)
-            held = backend.held(given)
+            held = backend.snapshot(given)
             if not torch.equal(held.cpu(), buffer):
                 raise Failed(f"held in {short(dtype)} is not what the buffer holds")
             backend.put(
@@ -285,5 +285,5 @@ def put(backend: Backend) -> Measured:
             compare(given, want.double(), 0.0, f"put in {short(dtype)}", dtype=dtype)
             count += 1
     return Measured(
-        f"{count} writes to entries, bit for bit{left_to_reference(backend, 'put', 'held')}"
+        f"{count} writes to entries, bit for bit{left_to_reference(backend, 'put', 'snapshot')}"
     )

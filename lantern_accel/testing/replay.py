@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from types import FrameType
 
-from lantern_accel.device.backend import Backend, recorded
+from lantern_accel.device.backend import Backend, record_replay
 from lantern_accel.device.capture import KINDS, Replay
 from lantern_accel.testing import tiny
 from lantern_accel.testing.result import Failed, Measured, NotApplicable, doing
@@ -23,10 +23,10 @@ def eager(backend: Backend) -> Measured:
     for family, strategy in tiny.cases(tiny.FORMS, tiny.COMPILED, turn=0):
         doing(f"{family}, {strategy}: capture")
         engine = tiny.tiny_engine(backend, strategy, batch=2, family=family)
-        with tiny.captured(backend, engine) as replays:
+        with tiny.capture_engine(backend, engine) as replays:
             doing(f"{family}, {strategy}: replay")
             results = [
-                (tiny.decoded(engine, seed, *replays), tiny.decoded(engine, seed))
+                (tiny.decode_tokens(engine, seed, *replays), tiny.decode_tokens(engine, seed))
                 for seed in (0, 1)
             ]
         for seed, (got, want) in enumerate(results):
@@ -78,7 +78,7 @@ def _case(backend: Backend, family: str, strategy: str) -> list[Watched]:
     for slots in engine.sizes:
         whole = slots == engine.sizes[-1]
         name = engine.step_name(engine.now, None if whole else slots)
-        replay = recorded(backend, engine.functions[name], name)
+        replay = record_replay(backend, engine.functions[name], name)
         steps[name] = Watched(engine, slots, replay, where)
     try:
         for seed, lam in enumerate((None, DEEP) if strategy == "lantern++" else (None,)):
@@ -86,9 +86,9 @@ def _case(backend: Backend, family: str, strategy: str) -> list[Watched]:
             if lam is not None:
                 engine.configure(engine.strategy.override(lam=lam), engine.sampling)
             engine.functions.update(steps)
-            got = tiny.decoded(engine, seed)
+            got = tiny.decode_tokens(engine, seed)
             engine.functions.update(before)
-            if not got.equal(tiny.decoded(engine, seed, step=engine.step)):
+            if not got.equal(tiny.decode_tokens(engine, seed, step=engine.step)):
                 raise Failed(f"{where}: steps over a part of the cache draw other tokens")
     finally:
         for one in steps.values():
@@ -117,7 +117,7 @@ def stable(backend: Backend) -> Measured:
     for family, strategy in tiny.cases(("lantern++", "lantern", "scd"), ()):
         doing(f"{family}, {strategy}")
         engine = tiny.tiny_engine(backend, strategy, batch=2, family=family)
-        with tiny.captured(backend, engine, 0) as (prefill, step):
+        with tiny.capture_engine(backend, engine, 0) as (prefill, step):
             tiny.start(engine, 1, prefill)
             step()
             before = backend.counters()

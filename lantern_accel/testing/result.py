@@ -100,7 +100,7 @@ class Compared:
         self.count += 1
         self.share = max(self.share, found.error or 0.0)
 
-    def measured(self, what: str) -> Measured:
+    def to_measured(self, what: str) -> Measured:
         """Return the check's result: the largest error as a share of what was allowed there."""
         detail = f"{self.count} {what} in {', '.join(map(short, self.dtypes))} against float64"
         left = left_to_reference(self.backend, *self.served)

@@ -11,8 +11,8 @@ from torch import Tensor
 from lantern_accel.device.backend import Backend
 from lantern_accel.nn.rotary import rotary_table
 from lantern_accel.testing.result import Compared, Failed, Measured, compare, doing
-from lantern_accel.testing.tiny import filled, normal
-from lantern_accel.testing.tolerances import short, stored
+from lantern_accel.testing.tiny import fill_cache, normal
+from lantern_accel.testing.tolerances import roundoff, short
 
 #: Heads and their widths: of LlamaGen's B and 3B, of 7B models, and of a tiny one.
 HEADS = ((12, 64), (5, 100), (3, 128), (2, 16))
@@ -59,7 +59,7 @@ def _near(x: Tensor, want: Tensor, dtype: torch.dtype) -> Tensor:
     """Bound a rotation: two products and a sum in float32, stored once."""
     pairs = x.double().abs().reshape(*x.shape[:-1], -1, 2)
     both = pairs.sum(-1, keepdim=True).expand_as(pairs).flatten(-2)
-    return stored(both, torch.float32, 3) + stored(want, dtype)
+    return roundoff(both, torch.float32, 3) + roundoff(want, dtype)
 
 
 def rotate(backend: Backend) -> Measured:
@@ -76,7 +76,7 @@ def rotate(backend: Backend) -> Measured:
         got, want = backend.rotate(x.to(backend.device), form), rotation_of(x, cos, sin)
         causes = partial(_mistakes, x, cos, sin)
         checked.hold(got, want, _near(x, want, dtype), what, dtype, causes)
-    return checked.measured("rotations")
+    return checked.to_measured("rotations")
 
 
 def rotate_write(backend: Backend) -> Measured:
@@ -84,7 +84,7 @@ def rotate_write(backend: Backend) -> Measured:
     checked, device = Compared(backend, "rotate_write"), backend.device
     for dtype, (heads, width) in itertools.product(checked.dtypes, HEADS):
         first = [normal(seed, ROWS, CAPACITY, heads, width).to(dtype) for seed in (1, 2)]
-        cache = filled(backend, *(one.expand(LAYERS, *one.shape) for one in first))
+        cache = fill_cache(backend, *(one.expand(LAYERS, *one.shape) for one in first))
         every = torch.arange(CAPACITY, device=device).expand(ROWS, -1)
         old = first
         for count in COUNTS:
@@ -114,7 +114,7 @@ def rotate_write(backend: Backend) -> Measured:
                     "values are rotated as well": rotation_of(given, cos[:, :, 0], sin[:, :, 0]),
                     "keys are stored in their place": qkv[:, :, 1].double(),
                 }
-                limit = stored(given.double(), dtype) + 1e-30
+                limit = roundoff(given.double(), dtype) + 1e-30
                 compare(values, given.double(), limit, f"values of {what}", causes=wrong)
                 raise Failed(f"values of {what} are not those given, bit for bit")
             old = [old[0].scatter(1, index, k.gather(1, index)), old[1].scatter(1, index, given)]
@@ -123,4 +123,4 @@ def rotate_write(backend: Backend) -> Measured:
         other = [one[..., :width].cpu() for one in cache.read(0, every)]
         if not all(torch.equal(one, two) for one, two in zip(other, first, strict=True)):
             raise Failed(f"{heads} heads of {width}: another layer than the given one was written")
-    return checked.measured("rotated queries and stored keys")
+    return checked.to_measured("rotated queries and stored keys")

@@ -93,7 +93,7 @@ def watching(backend: Backend) -> Iterator[_OpCounter]:
     """Count the calls of every operation of a backend in the block, and who serves them."""
     seen = _OpCounter()
 
-    def counted(name: str, call: Callable[..., object], own: bool) -> Callable[..., object]:
+    def count_calls(name: str, call: Callable[..., object], own: bool) -> Callable[..., object]:
         @functools.wraps(call)
         def run(*args: object, **kwargs: object) -> object:
             seen.running.append(now := _Call(name, reference=not own))
@@ -109,7 +109,7 @@ def watching(backend: Backend) -> Iterator[_OpCounter]:
 
         return run
 
-    def noted(name: str, call: Callable[..., object]) -> Callable[..., object]:
+    def note_calls(name: str, call: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(call)
         def run(*args: object, **kwargs: object) -> object:
             if seen.running and seen.running[-1].name == name:
@@ -121,8 +121,8 @@ def watching(backend: Backend) -> Iterator[_OpCounter]:
     with ExitStack() as stack:
         for name, home in operations().items():
             own = is_overridden(backend, name)
-            mine = counted(name, getattr(backend, name), own)
-            reference = noted(name, getattr(home, name))
+            mine = count_calls(name, getattr(backend, name), own)
+            reference = note_calls(name, getattr(home, name))
             stack.enter_context(patch.object(backend, name, mine))
             stack.enter_context(patch.object(home, name, reference))
         yield stack.enter_context(seen)
@@ -140,12 +140,12 @@ def who_serves(backend: Backend, strategies: Sequence[str]) -> list[Served]:
                 engine.step()
         backend.synchronize()
     return [
-        _told(name, seen.counts[name], is_overridden(backend, name))
+        _describe(name, seen.counts[name], is_overridden(backend, name))
         for name in sorted(operations())
     ]
 
 
-def _told(name: str, found: _Count, own: bool) -> Served:
+def _describe(name: str, found: _Count, own: bool) -> Served:
     mine = "override" if found.operators else "native"
     if not found.calls:
         by = "not called: " + ("another operation does its work" if own else "nothing needs it")

@@ -167,7 +167,7 @@ def one_graph(backend: Backend) -> Measured:
 # --- what a step keeps and changes --------------------------------------------------------------
 
 
-def kept_tensors(
+def walk_tensors(
     value: object, path: str, seen: set[int] | None = None
 ) -> Iterator[tuple[str, Tensor]]:
     """Go through the tensors that an object keeps, with the path to each; every object once."""
@@ -196,7 +196,7 @@ def kept_tensors(
         inside = {f"{path}.{name}": one for name, one in vars(value).items()}
     for name, one in inside.items():
         if not isinstance(one, Backend):  # what a device keeps is its own affair
-            yield from kept_tensors(one, name, seen)
+            yield from walk_tensors(one, name, seen)
 
 
 def views(backend: Backend) -> Measured:
@@ -212,7 +212,7 @@ def views(backend: Backend) -> Measured:
         with torch.inference_mode(False), torch.no_grad():
             engine = tiny.tiny_engine(backend, strategy, family=family)
         vars(engine).pop("model")
-        for path, tensor in kept_tensors(engine, "engine"):
+        for path, tensor in walk_tensors(engine, "engine"):
             looked += 1
             if tensor._is_view():
                 raise Failed(
@@ -242,7 +242,7 @@ def buffers(backend: Backend) -> Measured:
             names = {id(tensor): name for name, tensor in buffers_of(function).items()}
             before = {
                 id(t): (n, t, t.clone())
-                for n, t in kept_tensors(engine, "engine")
+                for n, t in walk_tensors(engine, "engine")
                 if id(t) not in names
             }
             with torch.inference_mode(False), torch.no_grad(), Writes() as seen:

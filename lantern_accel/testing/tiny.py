@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.device.backend import Backend, recorded
+from lantern_accel.device.backend import Backend, record_replay
 from lantern_accel.device.capture import Replay
 from lantern_accel.device.kv_cache import KVCache
 from lantern_accel.device.operations import TensorOps
@@ -65,13 +65,13 @@ def tiny_model(
     manifest = family(name or family_names()[0]).tiny()
     generator = torch.Generator().manual_seed(11)
 
-    def draw(path: str, shape: torch.Size) -> Tensor:
+    def random_tensor(path: str, shape: torch.Size) -> Tensor:
         scale = shape[-1] ** -0.5 if len(shape) > 1 else 0.2
         drawn = torch.randn(shape, generator=generator) * scale
         drawn = drawn + (1.0 if "norm" in path and not path.endswith("bias") else 0.0)
         return drawn.to(device=device, dtype=dtype)
 
-    model = fill_random(manifest, ops, device, draw)
+    model = fill_random(manifest, ops, device, random_tensor)
     vocab = manifest.target.vocab_size
     table = neighbour_table(torch.randn(vocab, 4, generator=generator), min(TABLE, vocab - 2))
     model.neighbours = table.to(device)
@@ -83,7 +83,7 @@ def normal(seed: int, *shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def filled(backend: Backend, k: Tensor, v: Tensor) -> KVCache:
+def fill_cache(backend: Backend, k: Tensor, v: Tensor) -> KVCache:
     """Return a cache with ``k, v [layers, R, L, H, d]`` of the host, written layer by layer."""
     layers, rows, slots, heads, width = k.shape
     cache = backend.allocate(backend.kv_layout(layers, rows, slots, heads, width, k.dtype))
@@ -92,7 +92,7 @@ def filled(backend: Backend, k: Tensor, v: Tensor) -> KVCache:
 
 
 def write_all(backend: Backend, cache: KVCache, k: Tensor, v: Tensor) -> None:
-    """Write every slot of a cache, as :func:`filled` does."""
+    """Write every slot of a cache, as :func:`fill_cache` does."""
     slots = torch.arange(k.shape[2], device=backend.device).expand(k.shape[1], -1)
     address = backend.address(cache, slots)
     for layer, (one, other) in enumerate(zip(k, v, strict=True)):
@@ -192,13 +192,13 @@ def start(engine: TinyEngine, seed: int, prefill: Callable[[], None] | None = No
 
 
 @contextmanager
-def captured(
+def capture_engine(
     backend: Backend, engine: TinyEngine, seed: int = 9
 ) -> Iterator[tuple[Replay, Replay]]:
     """Capture prefill and step of an engine with a request loaded; released after the block."""
     start(engine, seed)
-    prefill = recorded(backend, engine.prefill, "prefill")
-    step = recorded(backend, engine.step, "step")
+    prefill = record_replay(backend, engine.prefill, "prefill")
+    step = record_replay(backend, engine.step, "step")
     try:
         yield prefill, step
     finally:
@@ -223,7 +223,7 @@ def load(engine: TinyEngine, seed: int, *, alike: bool = False) -> None:
     engine.session.load(rows.condition, rows.mask, engine.randomness(seed, list(range(batch))))
 
 
-def decoded(
+def decode_tokens(
     engine: TinyEngine,
     seed: int,
     prefill: Callable[[], None] | None = None,

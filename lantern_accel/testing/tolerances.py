@@ -36,7 +36,7 @@ def short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def stored(value: Tensor, dtype: torch.dtype, times: float = 1.0) -> Tensor:
+def roundoff(value: Tensor, dtype: torch.dtype, times: float = 1.0) -> Tensor:
     """Bound what ``times`` roundings to a dtype change of numbers like ``value``."""
     off: Tensor = MARGIN * times * ROUNDING[dtype] * value.abs() + SMALLEST[dtype]
     return off
@@ -52,5 +52,5 @@ def product(x: Tensor, weight: Tensor, value: Tensor, dtype: torch.dtype) -> Ten
     absolute = x.abs() @ weight.abs().t()
     spread = (x.square() @ weight.square().t()).sqrt()
     sums = MARGIN * n**0.5 * FLOAT32 * absolute
-    off: Tensor = sums + stored(value, dtype, 2) + MARGIN * 2 * ROUNDING[dtype] * spread
+    off: Tensor = sums + roundoff(value, dtype, 2) + MARGIN * 2 * ROUNDING[dtype] * spread
     return off

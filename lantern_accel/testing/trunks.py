@@ -130,4 +130,4 @@ def trunk(backend: Backend) -> Measured:
             each = ROUNDING[dtype] + ROUNDING[torch.float32] * hidden**0.5
             near = MARGIN * each * (2 * LAYERS * OPERATIONS) ** 0.5 * float(want.abs().max())
             checked.hold(got, want, torch.full_like(want, near), what, dtype)
-    return checked.measured(f"passes of {LAYERS} blocks")
+    return checked.to_measured(f"passes of {LAYERS} blocks")

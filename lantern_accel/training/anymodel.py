@@ -17,12 +17,7 @@ from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.progress import Progress
 from lantern_accel.strategy.values import Sampling
 from lantern_accel.training.device import TrainDevice
-from lantern_accel.training.drafter import (
-    DrafterTrainConfig,
-    Features,
-    start_of,
-    train_drafter,
-)
+from lantern_accel.training.drafter import DrafterTrainConfig, Features, start_of, train_drafter
 from lantern_accel.training.loop import CHECKPOINT, held_out, load_checkpoint
 from lantern_accel.training.recording import Encoded, recorded_images
 
@@ -72,7 +67,7 @@ class ModelFeatures:
         return target
 
     @torch.no_grad()
-    def draw(
+    def sample_batch(
         self, size: int, rng: random.Random, *, heldout: bool, coupled: bool = False
     ) -> Features:
         """Return one batch; see :class:`lantern_accel.training.drafter.FeatureSource`."""

@@ -31,7 +31,7 @@ from lantern_accel.nn.transformer import Projection
 from lantern_accel.progress import Progress
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.folder import write_weights
-from lantern_accel.training.loop import KeptTask, TrainConfig, run, seed_everything
+from lantern_accel.training.loop import ResumableTask, TrainConfig, run, seed_everything
 
 
 class DrafterTrainConfig(TrainConfig):
@@ -146,7 +146,7 @@ def free_choices(gpt: TrunkTarget) -> tuple[Tensor | None, Tensor | None]:
     Both int64, ascending; None: all. Position i predicts image token ``i + 1``. Where a model's
     grammar leaves one code, such as the end of a row, decoding forces it and nothing is guessed.
     """
-    allowed = gpt.allowed()
+    allowed = gpt.allowed_codes()
     if allowed is None:
         return None, None
     may = allowed.penalty == 0
@@ -185,7 +185,7 @@ class DrafterLoss(nn.Module):
         """
         config = self.config
         prefix = states.shape[1] - codes.shape[1] + 1
-        fed = self.drafter.fused((states + noise)[:, :-1])
+        fed = self.drafter.fuse_states((states + noise)[:, :-1])
         states = states[..., -self.dim :]  # the taps' come first
         if own is not None:
             with torch.no_grad():
@@ -226,7 +226,7 @@ class FeatureSource(Protocol):
     def key(self) -> str:
         """The target's identity: a checkpoint is continued only on the target it was made for."""
 
-    def draw(
+    def sample_batch(
         self, size: int, rng: random.Random, *, heldout: bool, coupled: bool = False
     ) -> Features:
         """Return one batch; a training batch has its share of unconditional rows.
@@ -235,7 +235,7 @@ class FeatureSource(Protocol):
         """
 
 
-class DrafterTask(KeptTask):
+class DrafterTask(ResumableTask):
     """One drafter in training; the weights with the best held-out top-3 agreement are kept."""
 
     label = "drafter"
@@ -289,7 +289,9 @@ class DrafterTask(KeptTask):
     def step(self, index: int, rate: float, done: float, rng: random.Random) -> dict[str, float]:
         """Take one optimizer step."""
         config = self.config
-        batch = self.source.draw(config.batch_size, rng, heldout=False, coupled=config.coupled)
+        batch = self.source.sample_batch(
+            config.batch_size, rng, heldout=False, coupled=config.coupled
+        )
         generator = torch.Generator().manual_seed(rng.getrandbits(62))
         drawn = torch.rand(batch.states.shape, generator=generator) - 0.5
         noise = (drawn * config.noise).to(self.device.device)
@@ -308,7 +310,7 @@ class DrafterTask(KeptTask):
         total = torch.zeros(2)
         self.drafter.eval()
         for _ in range(count):
-            batch = self.source.draw(
+            batch = self.source.sample_batch(
                 self.config.batch_size, rng, heldout=True, coupled=self.config.coupled
             )
             with self.device.autocast():

@@ -33,14 +33,20 @@ from lantern_accel.strategy.values import Window
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.folder import write_weights
 from lantern_accel.training.loop import (
-    KeptTask,
+    ResumableTask,
     TrainConfig,
     check_checkpoint,
     held_out,
     run,
     seed_everything,
 )
-from lantern_accel.training.recording import Encoded, chosen_prompts, draw_batch, part_of, recorded
+from lantern_accel.training.recording import (
+    Encoded,
+    chosen_prompts,
+    generate_batch,
+    part_of,
+    record_batches,
+)
 
 #: Codes of a distribution that are kept, and examples that an evaluation looks at.
 KEPT, JUDGED = 128, 4096
@@ -80,7 +86,7 @@ class StepRecorder:
         """Note window, length, guided states, count, and the likeliest codes with their shares."""
         session, state, drafts = step.session, step.session.state, step.source
         assert isinstance(drafts, WindowDrafts)
-        guided = drafts.guided(features, state.length).bfloat16()
+        guided = drafts.guide_states(features, state.length).bfloat16()
         p = logits if session.greedy else distribution(logits, session.filters)
         shares, codes = p.topk(min(KEPT, p.shape[-1]), dim=-1)
         if session.greedy:
@@ -157,13 +163,13 @@ def record(
         )
     strategy = pipeline.strategy("scd").model_copy(update={"drafts": Window(length=config.span)})
 
-    def draw(here: Sequence[Prompt], first: int) -> dict[str, Tensor]:
+    def generate(here: Sequence[Prompt], first: int) -> dict[str, Tensor]:
         steps, seed = StepRecorder(), config.seed + first
-        tokens = draw_batch(pipeline, encoded, here, batch, strategy, seed, steps)
+        tokens = generate_batch(pipeline, encoded, here, batch, strategy, seed, steps)
         made = steps.examples(tokens, config, sizes.vocab_size, seed)
         return {**made, "image": made["image"] + first}
 
-    return recorded(prompts, batch, folder, progress, draw)
+    return record_batches(prompts, batch, folder, progress, generate)
 
 
 def acceptance(p: Tensor, q: Tensor) -> Tensor:
@@ -180,7 +186,7 @@ def acceptance(p: Tensor, q: Tensor) -> Tensor:
     return torch.where(able, 1 / larger, 0.0).sum(1)
 
 
-class HeadTask(KeptTask):
+class HeadTask(ResumableTask):
     """One draft head in training; the weights with the best acceptance on untouched prompts are kept."""
 
     label = "draft head"

@@ -198,7 +198,7 @@ def check_checkpoint(out: Path, config: TrainConfig, key: str, label: str) -> No
         check_key(task.get("key"), key, label)
 
 
-class KeptTask(Task):
+class ResumableTask(Task):
     """A module in training, of which the weights that were best on held-out data are kept.
 
     ``key``: of what is learned from; a checkpoint is continued only under the same. ``patience``:

@@ -75,7 +75,7 @@ def chosen_prompts(
     return [prompts[i % len(prompts)] for i in range(samples)]
 
 
-def draw_batch(
+def generate_batch(
     pipeline: Pipeline,
     encoded: Encoded,
     prompts: Sequence[Prompt],
@@ -105,7 +105,7 @@ def part_of(folder: Path, first: int) -> Path:
     return folder / f"{first:06d}.safetensors"
 
 
-def recorded(
+def record_batches(
     prompts: Sequence[Prompt],
     batch: int,
     folder: Path,
@@ -148,10 +148,12 @@ def own_images(
     plain, encoded = pipeline.strategy("vanilla"), Encoded(pipeline, prompts, size)
     together = min(batch, len(prompts))
 
-    def draw(here: Sequence[Prompt], first: int) -> dict[str, Tensor]:
-        return {"codes": draw_batch(pipeline, encoded, here, together, plain, seed + first)}
+    def generate(here: Sequence[Prompt], first: int) -> dict[str, Tensor]:
+        return {"codes": generate_batch(pipeline, encoded, here, together, plain, seed + first)}
 
-    return recorded(prompts, batch, folder / f"images-{key}", progress, draw)["codes"].long()
+    return record_batches(prompts, batch, folder / f"images-{key}", progress, generate)[
+        "codes"
+    ].long()
 
 
 def recorded_images(
@@ -181,7 +183,7 @@ def recorded_images(
                 f"the model {manifest.name!r} comes without what turns images into codes, so that it "
                 "cannot learn from --images; name a file of --prompts, whose images it generates itself"
             )
-        width, height = model.family.picture(manifest, size)
+        width, height = model.family.image_size(manifest, size)
         found = read_images(images, width, height)
         if found.skipped:
             listed = ", ".join(f"{name} ({why})" for name, why in found.skipped.items())

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from lantern_accel.errors import RequestError
 from lantern_accel.files import check_target, write_json
-from lantern_accel.store import RecordT, read_json, validated
+from lantern_accel.store import RecordT, read_json, validate_file
 from lantern_accel.store import check_same as check_same
 
 #: Bytes a run's file and a trace need on the disk, with a margin.
@@ -106,7 +106,7 @@ def from_data(
             return model.model_validate(data)
     except ValidationError as error:
         if not commit or not OTHER_FORM.intersection(one["type"] for one in error.errors()):
-            return validated(model, path, data)  # raises the same with the field's name
+            return validate_file(model, path, data)  # raises the same with the field's name
     newer = type(version) is int and version > newest
     raise RequestError(
         f"{path} has schema version {version!r}{commit and ' of commit '}{commit}, this lantern-accel "

@@ -13,9 +13,10 @@ from support.processes import Run, passes
 from torch import Tensor
 
 from lantern_accel.device.capture import Replay
+from lantern_accel.device.plan import Refused
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.device.preferences import Preferences
-from lantern_accel.families.random_weights import random_model, sized, with_head
+from lantern_accel.families.random_weights import manifest_of_size, random_model, with_head
 from lantern_accel.generation.engines import Engines
 from lantern_accel.generation.measurements import Measurements
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
@@ -122,7 +123,7 @@ class Fused(Null):
     def filter(self, logits: Tensor, *rest: Any) -> Tensor:
         return logits * 1.0
 
-    def draw(self, weights: Tensor, uniforms: Tensor, *rest: Any) -> Tensor:
+    def sample(self, weights: Tensor, uniforms: Tensor, *rest: Any) -> Tensor:
         if uniforms.dim() < weights.dim():
             return weights[..., 0].to(self.index)
         return weights[..., : uniforms.shape[-1]].to(self.index)
@@ -153,7 +154,8 @@ class Fused(Null):
     def fused_step(self, plan: Any) -> Any:
         from lantern_accel_cuda import steps
 
-        return steps.fused_step(self, plan, 132)
+        why = steps.explain_refusal(plan)
+        return Refused(why) if why else steps.fused_step(self, plan, 132)
 
     def trunk(self, blocks: Any, x: Tensor, at: Any, taps: Any = (), norm: Any = None) -> Tensor:
         from lantern_accel_cuda import layers
@@ -190,7 +192,7 @@ def step_of(
     top_k: int = 1000,
 ) -> OpRecorder:
     """Return what a step of one image launches."""
-    manifest, name = sized(size), "auto" if strategy == "guessed" else strategy
+    manifest, name = manifest_of_size(size), "auto" if strategy == "guessed" else strategy
     asked = named_strategy(name, static=NAIVE_EXTEND_57, dynamic=EAGLE2_TREE)
     if strategy == "guessed" and length is not None:
         manifest = with_head(manifest)
@@ -260,7 +262,7 @@ class Compiling(Gaudi):
 def test_the_first_image_of_a_large_model_waits_for_three_graphs() -> None:
     """``auto`` on LlamaGen-XL: prefill, plain decoding and one window; the device compiles no move."""
     backend = Compiling()
-    model = random_model(sized("llamagen-xl-384"), backend, torch.bfloat16)
+    model = random_model(manifest_of_size("llamagen-xl-384"), backend, torch.bfloat16)
     engines = Engines(model, backend, torch.bfloat16)
     sampling = model.manifest.defaults.sampling
     windows = Measurements(engines).windows(Strategy(name=AUTO), 1, sampling)
@@ -281,6 +283,7 @@ def test_a_tiny_step_launches_no_more_than_it_did(strategy: str) -> None:
 ON_HPU = """
 import sys
 from lantern_accel.device.backend import dtype_policy
+from lantern_accel.device.plan import Refused
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.testing import static
 with open_backend("hpu", {"software": "on"}) as backend:

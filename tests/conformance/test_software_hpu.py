@@ -83,14 +83,14 @@ plants = {
     "branch": lambda s: bool((s.length > 3).all()),
     "boolean index": lambda s: s.tokens[s.tokens > 3],
     "nonzero": lambda s: s.tokens.nonzero(),
-    "float64": lambda s: s.price.double(),
-    "complex": lambda s: torch.complex(s.price, s.price),
-    "unlisted": lambda s: torch.special.bessel_j0(s.price),
-    "fall-back": lambda s: s.price[s.length],
+    "float64": lambda s: s.quality_loss.double(),
+    "complex": lambda s: torch.complex(s.quality_loss, s.quality_loss),
+    "unlisted": lambda s: torch.special.bessel_j0(s.quality_loss),
+    "fall-back": lambda s: s.quality_loss[s.length],
     "bool sum": lambda s: (s.length > 3).sum(dim=-1),
     "int64": lambda s: s.length.long() + 1,
     "cpu": lambda s: s.length.cpu(),
-    "number of the host": lambda s: s.price + torch.ones(()),
+    "number of the host": lambda s: s.quality_loss + torch.ones(()),
 }
 for name, check in [tuple(one.split("=")) for one in sys.argv[1:]]:
     def wrong(self, state, *rest, plant=plants[name]):

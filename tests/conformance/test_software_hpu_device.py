@@ -154,10 +154,10 @@ planted = {
     # What an event is believed to order, and memory that the device must not have to itself.
     "pageable": lambda self, shape, dtype: torch.zeros(shape, dtype=dtype),
     "none": lambda self, shape, dtype: None,
-    "": Bridge.pinned,
+    "": Bridge.allocate_pinned,
 }
 for name, pinned in planted.items():
-    Bridge.pinned = pinned
+    Bridge.allocate_pinned = pinned
     backend = choose_device("hpu", {"software": True}).open()
     for strategy in ("scd", "lantern++"):
         with torch.inference_mode():

@@ -13,7 +13,7 @@ from support.preferring import prefer
 
 import lantern_accel
 from lantern_accel.device.backend import Backend, MemoryUse
-from lantern_accel.families.random_weights import sized
+from lantern_accel.families.random_weights import manifest_of_size
 from lantern_accel.generation import measurements as automatic
 from lantern_accel.generation.decision import Estimate
 from lantern_accel.generation.pipeline import Pipeline
@@ -179,7 +179,7 @@ def test_a_choice_whose_copy_does_not_fit_is_decoded_plainly(
 @pytest.mark.long
 def test_plans_and_fits_count_the_copy(tiny_model: Path) -> None:
     drafts = Strategy(name="self", drafts=SelfDrafts(weights="int4"))
-    planner = Planner(sized("llamagen-b-256"), dtype=torch.bfloat16)
+    planner = Planner(manifest_of_size("llamagen-b-256"), dtype=torch.bfloat16)
     plain, own = planner.plan(planner.strategy("vanilla")), planner.plan(drafts)
     copy = own.weights["copy"]
     assert 0.2 < copy / plain.weights["target"] < 0.3 and "copy" not in plain.weights

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from lantern_accel.cli import main, pictures
+from lantern_accel.cli import main, output_images
 from lantern_accel.files import cache_dir, write_json
 from lantern_accel.generation.result import image_format
 
@@ -25,7 +25,7 @@ def words(tiny_model: Path, tmp_path: Path) -> list[str]:
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, images: int, stop: Any) -> None:
     """Call ``stop`` when so many images were written."""
-    real, left = pictures.save_image, [images]
+    real, left = output_images.save_image, [images]
 
     def save(image: Any, path: Path, *more: Any) -> None:
         if left[0] == 0:
@@ -33,7 +33,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, images: int, stop: Any) -> None:
         left[0] -= 1
         real(image, path, *more)
 
-    monkeypatch.setattr(pictures, "save_image", save)
+    monkeypatch.setattr(output_images, "save_image", save)
 
 
 def interrupt(path: Path) -> None:

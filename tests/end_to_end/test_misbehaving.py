@@ -96,8 +96,8 @@ def test_what_a_hook_prints_is_no_part_of_the_json(
 
 def test_a_hook_that_ends_the_program_does_not(given: Given) -> None:
     """Those before it: tests/unit/device/test_plugins.py."""
-    given({"configured": leave})
-    with pytest.raises(BackendError, match=r"'card' failed in configured: .*SystemExit: 3"):
+    given({"configure": leave})
+    with pytest.raises(BackendError, match=r"'card' failed in configure: .*SystemExit: 3"):
         plugins.open_backend("card", {"beads": 1})
 
 

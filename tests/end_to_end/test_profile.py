@@ -87,11 +87,11 @@ def test_strategies_take_turns(measured):
 
 def test_every_relaxed_strategy_has_its_price(measured):
     run = read_run(measured)
-    (price,) = run.quality
-    assert price.strategy.name == "lantern++"
-    assert isinstance(price.total_variation_per_token, Interval)
-    assert 0 <= price.agreement.value <= 1
-    assert price.images == 4
+    (quality_loss,) = run.quality
+    assert quality_loss.strategy.name == "lantern++"
+    assert isinstance(quality_loss.total_variation_per_token, Interval)
+    assert 0 <= quality_loss.agreement.value <= 1
+    assert quality_loss.images == 4
     assert {strip.strategy for strip in run.contact_sheet} == {"vanilla", "lantern++"}
     assert run.conformance == (
         "not measured: a quick run leaves it out; `lantern-accel conform cpu -o checks.json` checks "

@@ -92,7 +92,9 @@ def test_a_device_that_vanishes_leaves_what_is_finished(profiler, tmp_path, monk
 @pytest.mark.long
 def test_an_interrupted_run_is_no_other_run(profiler, tmp_path, monkeypatch):
     out = tmp_path / "run.json"
-    monkeypatch.setattr(Profiler, "_price", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(
+        Profiler, "_measure_loss", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
     stopped, said = profiler(out), []
     stopped.say = said.append
     with pytest.raises(KeyboardInterrupt):
@@ -100,7 +102,7 @@ def test_an_interrupted_run_is_no_other_run(profiler, tmp_path, monkeypatch):
     assert said[-1].startswith("interrupted; 2 of 2 cells are finished and kept in")
     assert said[-1].endswith("go on with the same command and --resume")
     assert read_run(out).sessions[0].reason == "interrupted from the keyboard"
-    monkeypatch.setattr(Profiler, "_price", lambda *args: (_ for _ in ()).throw(Ended))
+    monkeypatch.setattr(Profiler, "_measure_loss", lambda *args: (_ for _ in ()).throw(Ended))
     stopped = profiler(out, resume=True)
     stopped.say = said.append
     with pytest.raises(Ended):
@@ -131,7 +133,7 @@ def test_a_complete_run_is_not_measured_again_but_may_grow(profiler, tmp_path, m
     assert grown.cells[0].samples[:3] == first.cells[0].samples
     assert len(grown.cells[0].samples) == 5
     priced = profiler(out, resume=True, plan=more).measure()
-    assert [price.images for price in priced.quality] == [4]
+    assert [quality_loss.images for quality_loss in priced.quality] == [4]
     more = more.model_copy(update={"quality_images": 6})
     assert [p.images for p in profiler(out, resume=True, plan=more).measure().quality] == [6]
 
@@ -201,7 +203,7 @@ def test_a_counter_that_rises_keeps_the_warm_up_going():
 
 
 def test_relaxation_of_nothing_agrees_with_exact_decoding(tiny_model):
-    from lantern_accel_profiles.measure.price import QualityStudy
+    from lantern_accel_profiles.measure.quality_loss import QualityStudy
 
     with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as pipeline:
         study = QualityStudy(pipeline, ["red heart", "dog face"], 3, 0, 1.0)
@@ -247,7 +249,7 @@ def test_a_recording_that_keeps_its_phases_is_timed_itself(profiler, monkeypatch
     class Recorded(Replay):
         captured, nbytes, seconds = True, 1000, 0.25
 
-        def timed(self):
+        def time_phases(self):
             self()
             return {"draft": 0.001, "verify": 0.003}
 

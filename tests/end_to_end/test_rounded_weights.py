@@ -12,7 +12,7 @@ from lantern_accel.errors import ModelError, RequestError
 from lantern_accel.files import cache_dir
 from lantern_accel.generation import quantized
 from lantern_accel.generation.quantized import next_tokens
-from lantern_accel.nn.rounding import ROUNDINGS, rounded
+from lantern_accel.nn.rounding import ROUNDINGS, round_weight
 from lantern_accel.nn.transformer import Projection, rounded_copy
 
 FOUR = ("red heart", "dog face", "blue fish", "red sea")
@@ -38,7 +38,7 @@ def rounded_by_hand(pipeline, how):
     for part in pipeline.model.target.modules():
         if isinstance(part, Projection):
             part.packed = None
-            dense = rounded(part.weight, ROUNDINGS[how]).dense(torch.float32)
+            dense = round_weight(part.weight, ROUNDINGS[how]).dense(torch.float32)
             part.weight = torch.nn.Parameter(dense, requires_grad=False)
 
 
@@ -61,7 +61,7 @@ def test_the_rounded_model_is_the_one_whose_weights_are_dense(tiny_model, how, n
 @pytest.mark.long
 def test_the_price_is_the_total_variation_along_the_rounded_models_images(tiny_model, monkeypatch):
     with load(tiny_model, "int4", native="off") as pipeline:
-        price = pipeline.model.rounding
+        quality_loss = pipeline.model.rounding
         sampling = pipeline.sampling()
         prompts = list(pipeline.model.family.examples(pipeline.model.manifest))
         drawn = [
@@ -86,11 +86,11 @@ def test_the_price_is_the_total_variation_along_the_rounded_models_images(tiny_m
                 )
                 for i in range(4)
             ]
-    for i, said in enumerate(price.by_image):
+    for i, said in enumerate(quality_loss.by_image):
         p, q = rows["full"][i].double(), rows["int4"][i].double()
         assert float(0.5 * (p - q).abs().sum(-1).mean()) == pytest.approx(said, abs=1e-6)
-    assert price.total_variation_per_token > 0.001
-    assert price.weights == "int4"
+    assert quality_loss.total_variation_per_token > 0.001
+    assert quality_loss.weights == "int4"
 
 
 def test_every_result_says_what_rounding_costs(tiny_model, tmp_path, command):
@@ -102,10 +102,10 @@ def test_every_result_says_what_rounding_costs(tiny_model, tmp_path, command):
     )  # fmt: skip
     assert made.returncode == 0, made.stderr
     stats = json.loads(out.read_text())
-    price = stats["rounding"]
-    assert price["weights"] == "int8"
-    assert len(price["by_image"]) == 4
-    mean = sum(price["by_image"]) / 4
+    quality_loss = stats["rounding"]
+    assert quality_loss["weights"] == "int8"
+    assert len(quality_loss["by_image"]) == 4
+    mean = sum(quality_loss["by_image"]) / 4
     assert stats["total_variation_per_token"] == pytest.approx(mean)
     assert f"int8 weights: TV {mean:.4f} per token" in " ".join(made.stdout.split())
     assert "a mean" in made.stdout and "upper bound" not in made.stdout
@@ -183,7 +183,7 @@ def test_a_copy_is_made_of_packed_weights_and_shares_the_rest(
     monkeypatch.setattr("lantern_accel.models.bundle.pack", lambda *given, **more: None)
     with lantern_accel.load(tiny_model, device="cpu", dtype=dtype) as pipeline:
         whole = pipeline.model.target.output.weight
-        expected = rounded(whole, ROUNDINGS["int8"]).dense(torch.float32)
+        expected = round_weight(whole, ROUNDINGS["int8"]).dense(torch.float32)
     assert torch.equal(found[0], expected)
     torch.testing.assert_close(found[1], expected, rtol=1e-6, atol=1e-6)
 

@@ -468,7 +468,7 @@ def test_a_service_has_four_rows_or_as_many_as_fit(tiny_model, monkeypatch):
     with lantern_accel.load(tiny_model, device="cpu") as pipeline:
         assert usual_slots(pipeline) == 4
         capacity, defaults = pipeline.engines.capacity, pipeline.model.manifest.defaults
-        need = capacity.needed(2, pipeline.strategy("auto"), defaults.sampling)
+        need = capacity.count_bytes(2, pipeline.strategy("auto"), defaults.sampling)
         use = MemoryUse(limit=2**34, free=need)
         monkeypatch.setattr(pipeline.backend, "memory", lambda: use)
         assert usual_slots(pipeline) < 4

@@ -19,7 +19,7 @@ from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel_profiles.evaluation.run import Evaluator
 from lantern_accel_profiles.evaluation.schema import Evaluation, EvaluationSettings, Suite
 from lantern_accel_profiles.evaluation.suite.captions import read_captions
-from lantern_accel_profiles.evaluation.suite.drawing import SuiteRequest, choose_strategies
+from lantern_accel_profiles.evaluation.suite.generation import SuiteRequest, choose_strategies
 from lantern_accel_profiles.evaluation.suite.protocol import Preprocessing, Protocol
 from lantern_accel_profiles.quality.interval import Interval
 

@@ -77,7 +77,7 @@ class CardSpec(BackendSpec):
         self.opened: list[Card] = []
 
     def probe(self) -> Probe:
-        return Probe.found("Card")
+        return Probe.of_devices("Card")
 
     def open(self, index: int, options: Any) -> Backend:
         if self.fails == "open":

@@ -25,7 +25,7 @@ from lantern_accel.families.chameleon.layouts import (
 )
 from lantern_accel.families.chameleon.model import TrunkConfig
 from lantern_accel.families.chameleon.text import image_token_name
-from lantern_accel.families.keys import recipes_of, renamed
+from lantern_accel.families.keys import recipes_of, rename_keys
 from lantern_accel.nn.rotary import RotaryNetwork
 from lantern_accel.nn.vq import VQModel
 
@@ -53,12 +53,12 @@ LAYER_NAMES = {
 
 def target_recipes(checkpoint: Checkpoint, config: TrunkConfig) -> Mapping[str, Recipe]:
     """Say where the parameters of a target lie in a checkpoint."""
-    return recipes_of(renamed(checkpoint, RULES), trunk_changes(checkpoint, config))
+    return recipes_of(rename_keys(checkpoint, RULES), trunk_changes(checkpoint, config))
 
 
 def drafter_recipes(checkpoint: Checkpoint, config: TrunkConfig) -> Mapping[str, Recipe]:
     """Say where the parameters of a drafter lie in a checkpoint."""
-    return recipes_of(renamed(checkpoint, DRAFTER_RULES), trunk_changes(checkpoint, config))
+    return recipes_of(rename_keys(checkpoint, DRAFTER_RULES), trunk_changes(checkpoint, config))
 
 
 def fill_from(

@@ -14,7 +14,7 @@ class Spec(BackendSpec):
     name, summary, api_version, priority = "glass", "breaks", 1, -1
 
     def probe(self):
-        return Probe.found("glass")
+        return Probe.of_devices("glass")
 
     def open(self, index, options):
         from support.faults import scaffold

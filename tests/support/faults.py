@@ -31,15 +31,7 @@ from lantern_accel.strategy.rules import Exact, LanternPP
 from lantern_accel.strategy.values import Sampling
 from lantern_accel.testing import attention, host, operations, rotation, tiny, trunks
 from lantern_accel.testing import noise as noise_checks
-from support.plants import (
-    Hasty,
-    Remembers,
-    falling,
-    forgetful,
-    one_cache_tensor,
-    rising,
-    spilling,
-)
+from support.plants import Hasty, Remembers, falling, forgetful, one_cache_tensor, rising, spilling
 
 Make = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -399,7 +391,7 @@ FAULTS = [
     Fault("a layer that is lost", "write", "kv.round_trip", "does not come back",
           before(lambda kv, layer, *rest: (kv, 0, *rest))),
     Fault("a write to the next entry", "put", "operation.put", "put in", before(shifted_write)),
-    Fault("a buffer held too late", "held", "operation.put", "is not what the buffer holds",
+    Fault("a buffer held too late", "snapshot", "operation.put", "is not what the buffer holds",
           after(torch.zeros_like)),
     # Attention.
     Fault("a mask one slot off", "mask", "attention.float64", "the mask is shifted by one slot",
@@ -431,9 +423,9 @@ FAULTS = [
           before(lambda logits, *rest: (logits.flip(0), *rest))),
     Fault("a filter that keeps one code more", "filter", "draw.filter", "codes stay or go otherwise",
           before(lambda x, f: (x, replace(f, top_k=f.top_k + bool(f.top_k))))),
-    Fault("a draw one code too far", "draw", "draw.codes", "",
+    Fault("a draw one code too far", "sample", "draw.codes", "",
           after(lambda codes: (codes - 1).clamp(min=0))),
-    Fault("a draw that forgets what it took", "draw", "draw.codes", "took a code twice",
+    Fault("a draw that forgets what it took", "sample", "draw.codes", "took a code twice",
           forgetful),
     Fault("largest codes in the other order", "best", "draw.likeliest", "of 48 codes: values",
           after(lambda both: tuple(one.flip(-1) for one in both))),

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from lantern_accel.checkpoints.loading import fill
 from lantern_accel.checkpoints.weights import Checkpoint, HeldFile
-from lantern_accel.families.keys import Rule, recipes_of, renamed
+from lantern_accel.families.keys import Rule, recipes_of, rename_keys
 
 ROOT = Path(__file__).resolve().parent.parent / "golden"
 
@@ -67,6 +67,6 @@ def load_into(
 ) -> None:
     """Fill a module from tensors as from a file of them, in float32."""
     held = HeldFile(Path(what), tensors)
-    recipes = recipes_of(renamed(tensors, rules))
+    recipes = recipes_of(rename_keys(tensors, rules))
     cpu = torch.device("cpu")
     fill(module, Checkpoint(held.path, [held]), recipes, dtype=torch.float32, device=cpu, what=what)

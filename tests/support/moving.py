@@ -84,7 +84,7 @@ def each_its_own(engine: Any, decide: Decide) -> Tensor:
             cache.copy_(out)
         gained = engine.state.length - before["length"]
         gains = torch.cat((gains, gained.unsqueeze(1)), dim=1)
-    tokens: Tensor = engine.decoded().tokens
+    tokens: Tensor = engine.read_tokens().tokens
     return tokens
 
 

@@ -37,7 +37,7 @@ class Verdict:
 
     path: list[int] = field(default_factory=lambda: [0])
     next: list[float] = field(default_factory=list)
-    price: float = 0.0
+    quality_loss: float = 0.0
     trust: float = 1.0
     closest: float = math.inf
 
@@ -144,7 +144,7 @@ def token_law(
 
     ``siblings`` drafts are drawn from ``q`` without replacement, or are ``codes`` for certain.
     """
-    law, price = [0.0] * len(p), 0.0
+    law, quality_loss = [0.0] * len(p), 0.0
     #: Cases that are left: p, q, siblings tried, probability, and what is left of the budget.
     cases = [(list(p), None if q is None else list(q), 0, 1.0, rule.budget)]
     while cases:
@@ -164,16 +164,18 @@ def token_law(
                 mass = min(mass, now[x] + share * q_x)
             keeps = min(1.0, mass / q_x)
             cost = _cost(rule, now, drafted, x, mass)
-            price += weight * chance * cost
+            quality_loss += weight * chance * cost
             law[x] += weight * chance * keeps
             if keeps >= 1:
                 continue
             after = _after_rejection(rule, now, drafted, x, verdict, mass)
-            price += weight * chance * (1 - keeps) * _stray(rule, now, drafted, x, mass, after)
+            quality_loss += (
+                weight * chance * (1 - keeps) * _stray(rule, now, drafted, x, mass, after)
+            )
             rest = None if share is None else min(1.0, max(share - cost, 0.0) / (1 - keeps))
             fewer = None if drafted is None else _without(drafted, x)
             cases.append((after, fewer, tried + 1, weight * chance * (1 - keeps), rest))
-    return law, price
+    return law, quality_loss
 
 
 def sampling(
@@ -207,13 +209,13 @@ def sampling(
             if whole > 0:
                 verdict.compare(u * chance, whole)
             cost = _cost(rule, p, drafted, x, whole)
-            verdict.price += cost
+            verdict.quality_loss += cost
             if u <= whole / chance:
                 verdict.path.append(child)
                 node = child
                 break
             after = _after_rejection(rule, p, drafted, x, verdict, whole)
-            verdict.price += _stray(rule, p, drafted, x, whole, after)
+            verdict.quality_loss += _stray(rule, p, drafted, x, whole, after)
             if share is not None:
                 keeps = min(1.0, whole / chance)
                 left = min(1.0, max(share - cost, 0.0) / max(1 - keeps, 1e-6))

@@ -60,7 +60,7 @@ def method(name: str, make: Callable[[Callable], Callable]) -> Plant:
 
 def counting(state) -> None:
     counting.n += 1
-    state.price.add_(1e-9 * counting.n).sub_(1e-9 * counting.n)
+    state.quality_loss.add_(1e-9 * counting.n).sub_(1e-9 * counting.n)
 
 
 counting.n = 0
@@ -255,18 +255,20 @@ class Silent(Boasts):
 MUTANTS: list[tuple[str, str, Plant]] = [
     ("a hidden .item()", "static.host_read", after_commit(lambda s: s.length.sum().item())),
     ("a boolean index", "static.dynamic_shape", after_commit(lambda s: s.tokens[s.tokens > 3])),
-    ("float64", "static.float64", after_commit(lambda s: s.price.double())),
-    ("a double in a comparison", "static.float64", after_commit(lambda s: s.price > 0.3)),
+    ("float64", "static.float64", after_commit(lambda s: s.quality_loss.double())),
+    ("a double in a comparison", "static.float64", after_commit(lambda s: s.quality_loss > 0.3)),
     ("a view kept from construction", "static.views",
      lambda patch, backend: patch.setattr(tiny, "tiny_engine", kept_view(tiny.tiny_engine))),
     ("a buffer that is not named", "static.buffers",
-     lambda patch, backend: patch.setattr(engine_module, "GIVEN", (*engine_module.GIVEN, "price"))),
+     lambda patch, backend: patch.setattr(
+         engine_module, "GIVEN", (*engine_module.GIVEN, "quality_loss"))),
     ("a cache written through a view", "static.buffers", method("write", spreads)),
     ("a replay that boasts", "replay.kind",
      method("capture", lambda real: lambda step, name: Boasts(step))),
     ("a tracing that is not told", "replay.kind",
      method("capture", lambda real: lambda step, name: Silent(step))),
-    ("a draw", "static.device_generator", after_commit(lambda s: torch.rand_like(s.price).uniform_())),
+    ("a draw", "static.device_generator",
+     after_commit(lambda s: torch.rand_like(s.quality_loss).uniform_())),
     ("a Python int that changes", "static.one_graph", after_commit(counting)),
     ("a slot handed out twice", "kv.slots",
      after_step(lambda s: s.slot_of[:, 5].copy_(s.slot_of[:, 2]))),

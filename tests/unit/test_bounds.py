@@ -8,7 +8,7 @@ import pytest
 from support.runs import invented_run
 
 from lantern_accel.bounds import whole
-from lantern_accel.errors import CheckpointError, shown
+from lantern_accel.errors import CheckpointError, show
 from lantern_accel.families.tokenizer import check_vocabulary
 from lantern_accel.files import read_json_file, read_text_file
 from lantern_accel_profiles.measure.environment import busy_words
@@ -26,9 +26,9 @@ def test_values_are_shown_whatever_they_are() -> None:
         def __repr__(self) -> str:
             raise ValueError
 
-    assert shown(10**5000) == "a value that cannot be shown (int)"
-    assert shown(Rude()) == "a value that cannot be shown (Rude)"
-    assert len(shown("x" * 9000)) == 83
+    assert show(10**5000) == "a value that cannot be shown (int)"
+    assert show(Rude()) == "a value that cannot be shown (Rude)"
+    assert len(show("x" * 9000)) == 83
 
 
 @pytest.mark.parametrize("value", [5.0, -1.0, None])

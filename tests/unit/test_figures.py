@@ -98,7 +98,9 @@ def test_a_speed_up_is_that_of_one_run_and_prompt(tool: Any) -> None:
         for prompt in ("a", "b")
     ]  # fmt: skip
     found = {"rows": rows, "prompts": {"kind": ["a"]}}
-    plain, auto = (tool.raced(found, "x", (n, True, 1), ["kind"]) for n in ("vanilla", "auto"))
+    plain, auto = (
+        tool.compare_in_run(found, "x", (n, True, 1), ["kind"]) for n in ("vanilla", "auto")
+    )
     assert plain.cells == "12 s | 1.00x | 1.00x to 1.00x | 1.00x, 1.00x | 3.00"
     assert auto.cells == "4 s | 3.00x | 3.00x to 3.00x | 2.00x, 4.00x | 3.00"
 
@@ -106,7 +108,7 @@ def test_a_speed_up_is_that_of_one_run_and_prompt(tool: Any) -> None:
 def test_a_published_machine_has_a_chart_and_says_that_kernels_have_changed(
     tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (_, found), *_ = tool.published()
+    (_, found), *_ = tool.read_published()
     for kernels, older in ((found["kernels"], False), ("others", True)):
         monkeypatch.setattr(tool, "kernels", lambda kernels=kernels: kernels)
         assert next(tool._machines()).text.endswith("older code |") == older

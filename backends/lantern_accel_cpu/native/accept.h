@@ -20,7 +20,7 @@ struct Test {
     int64_t absorbed;
 
     float keeps() const { return at_most(mass / at_least(qx, TINY), 1.0f); }
-    float price() const { return keeps() - at_most(px / at_least(qx, TINY), 1.0f); }
+    float quality_loss() const { return keeps() - at_most(px / at_least(qx, TINY), 1.0f); }
 };
 
 // A rule with its table, as the walk over a tree and over a window use it.
@@ -106,7 +106,7 @@ struct Judge {
         if (!normalise(spare, after)) copy_row(p, after);
     }
 
-    // What a residual that is not the ideal one adds to the price of a refusal.
+    // What a residual that is not the ideal one adds to the quality_loss of a refusal.
     float residual_price(const float* p, const float* q, const Test& t, const float* after, float* spare) const {
         if (q) {
             rest(p, q, spare);
@@ -145,7 +145,7 @@ void walk(const Accept& g, int64_t image) {
     for (int32_t depth = 0; depth < g.depth; ++depth) {
         int64_t width = g.widths[depth], first = g.first_child[base + node], chosen = node;
         int64_t count = alive ? std::min(width, g.num_children[base + node]) : 0;
-        float price = 0, left = g.rule.budget ? *g.rule.budget : 0;
+        float quality_loss = 0, left = g.rule.budget ? *g.rule.budget : 0;
         const float* q = nullptr;
         if (g.q && count) {
             take_row(g.q + (image * g.groups + g.group[base + node]) * n, n, q_row);
@@ -156,7 +156,7 @@ void walk(const Accept& g, int64_t image) {
             Test t = judge.examine(p, q, g.tokens[base + first + c], left);
             if (!(t.qx > 0)) continue;
             taken = uniforms[slot + c] * t.qx <= t.mass;
-            float spent = t.price(), cost = spent;
+            float spent = t.quality_loss(), cost = spent;
             if (taken) {
                 chosen = first + c;
             } else {
@@ -171,13 +171,13 @@ void walk(const Accept& g, int64_t image) {
                     judge.normalise(q_row, q_row);
                 }
             }
-            if (judge.relaxed()) price += cost;
+            if (judge.relaxed()) quality_loss += cost;
         }
         slot += width;
         alive = taken;
         node = path[depth + 1] = chosen;
         length += alive;
-        g.price[image * g.depth + depth] = price;
+        g.quality_loss[image * g.depth + depth] = quality_loss;
         if (alive) filter_row(g.filter, logits + node * n, n, p);
     }
     g.length[image] = length;
@@ -236,14 +236,14 @@ void walk_greedily(const Accept& g, bool shaped, int64_t image) {
         }
     }
     int64_t *path = g.path + image * (g.depth + 1), length = depth[last];
-    float* price = g.price + image * g.depth;
+    float* quality_loss = g.quality_loss + image * g.depth;
     std::fill(path, path + g.depth + 1, int64_t(0));
-    std::fill(price, price + g.depth, 0.0f);
+    std::fill(quality_loss, quality_loss + g.depth, 0.0f);
     g.length[image] = length;
     g.bonus[image] = best[last];
     for (int64_t node = last; node; node = parent[node]) {
         path[depth[node]] = node;
-        price[depth[node] - 1] = float(borrowed[node]);
+        quality_loss[depth[node] - 1] = float(borrowed[node]);
     }
 }
 

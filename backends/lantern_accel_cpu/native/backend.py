@@ -26,7 +26,7 @@ from lantern_accel_cpu import pages
 from lantern_accel_cpu.backend import BFLOAT16_UNITS, DeviceBackend
 from lantern_accel_cpu.native import races, sampling, steps, trunk
 from lantern_accel_cpu.native.kernels import Kernels, Panels, real
-from lantern_accel_cpu.native.library import named
+from lantern_accel_cpu.native.library import describe_unit
 from lantern_accel_cpu.native.rounded import RoundedPanels
 
 
@@ -153,15 +153,15 @@ class NativeCpu(DeviceBackend):
         out = sampling.filter(self.kernels.library, logits, given)
         return out if out is not None else super().filter(logits, given)
 
-    def draw(self, weights: Tensor, uniforms: Tensor, sums: Tensor | None = None) -> Tensor:
+    def sample(self, weights: Tensor, uniforms: Tensor, sums: Tensor | None = None) -> Tensor:
         """Sample codes of the shape of ``uniforms`` from weights ``[..., V]``."""
         if self.index == torch.int64:
             alone = uniforms.dim() < weights.dim()
             given = uniforms.unsqueeze(-1) if alone else uniforms
-            out = sampling.draw(self.kernels.library, weights, given)
+            out = sampling.sample_codes(self.kernels.library, weights, given)
             if out is not None:
                 return out.squeeze(-1) if alone else out
-        return super().draw(weights, uniforms)
+        return super().sample(weights, uniforms)
 
     def race(
         self, weights: Tensor, keys: Tensor, positions: Tensor, count: int | None = None
@@ -240,7 +240,10 @@ class NativeCpu(DeviceBackend):
         """Describe the processor, its memory and the kernels."""
         found, library = super().facts(), self.kernels.library
         instructions, _, *more = found.notes
-        own = [f"native kernels: {named(library.unit)}", *([library.note] if library.note else [])]
+        own = [
+            f"native kernels: {describe_unit(library.unit)}",
+            *([library.note] if library.note else []),
+        ]
         notes = (instructions, *own, *more)
         return found.model_copy(update={"threads": self.kernels.count(), "notes": notes})
 

@@ -221,10 +221,10 @@ def library() -> Path:
         raise BackendError(f"native kernels: {reason}")
     if PREBUILT.is_file() and not os.environ.get(UNIT_VARIABLE):
         return PREBUILT
-    return compiled(chosen_units())
+    return build_library(chosen_units())
 
 
-def compiled(units: list[str]) -> Path:
+def build_library(units: list[str]) -> Path:
     """Return the library of these units in the cache folder, compiled if it is not there.
 
     Says so on standard error, as Python's logging is set up to: the first use takes its time. Of

@@ -46,7 +46,7 @@ def guessing(kernels: Kernels, plan: StepPlan) -> Guessing | None:
     tables += [getattr(head, name) for name in MATRICES]
     require(lies(torch.float32, *tables), "the draft head is not float32 in one piece on the CPU")
     assert feature is not None
-    packed, bias = _packed(kernels, head, dtype)
+    packed, bias = _pack_head(kernels, head, dtype)
     dim = feature.shape[1]
     features = torch.zeros(at.images, at.nodes, dim)
     given = structures.GuessHead(
@@ -58,7 +58,7 @@ def guessing(kernels: Kernels, plan: StepPlan) -> Guessing | None:
     return Guessing(given, features, (head, packed, bias, feature))
 
 
-def _packed(
+def _pack_head(
     kernels: Kernels, head: GuessHead, dtype: torch.dtype
 ) -> tuple[tuple[Panels, ...], Tensor]:
     """Return the matrices in panels and the bias, in a dtype; engines of one head share them."""

@@ -5,15 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import warnings
-from ctypes import (
-    POINTER,
-    c_char_p,
-    c_float,
-    c_int,
-    c_int32,
-    c_int64,
-    c_void_p,
-)
+from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -134,7 +126,7 @@ def _load(unit: str) -> Library:
             raise
         stale = True
     if stale and build.compiler() is not None:  # a wheel's library, and sources that were changed
-        loaded = Library(build.compiled(build.chosen_units()), unit)
+        loaded = Library(build.build_library(build.chosen_units()), unit)
     return loaded
 
 
@@ -157,7 +149,7 @@ def load_or_warn() -> Library | None:
         return None
 
 
-def named(unit: str) -> str:
+def describe_unit(unit: str) -> str:
     """Return a unit's name, and what it multiplies with."""
     return f"{unit}: {MULTIPLY[unit]}" if unit in MULTIPLY else unit
 
@@ -169,6 +161,6 @@ def describe() -> str:
     units = build.chosen_units()
     ready = build.PREBUILT.is_file() or build.target(units).is_file()
     # Of several the library takes the best that runs.
-    said = [named(units[0])] * (len(units) == 1) + ["compiled on first use"] * (not ready)
+    said = [describe_unit(units[0])] * (len(units) == 1) + ["compiled on first use"] * (not ready)
     said += list(filter(None, [build.refused_tiles()]))
     return f"native kernels ({'; '.join(said)})" if said else "native kernels"

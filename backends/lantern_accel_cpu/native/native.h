@@ -153,7 +153,7 @@ struct Accept {
     const float *q, *uniforms, *bonus_uniform;                       // q [B][groups][V], or null
     const int32_t* widths;                                           // [depth]
     int64_t *path, *length, *bonus;                                  // [B][depth + 1], [B], [B]
-    float *weights, *price;                                          // [B][V], [B][depth]
+    float *weights, *quality_loss;                                          // [B][V], [B][depth]
     int64_t images, nodes, vocab, groups, uniform_stride, bonus_stride;
     int32_t depth, masked;  // masked: -inf among logits means a code that may not be
 };
@@ -195,7 +195,7 @@ struct TreeStep {
     const float* uniforms;                      // [B][N][columns], or null
     const int32_t* keys;                        // [B][3] in place of uniforms; neither: as in Choose
     int64_t *step, *steps, *histogram;          // [1], [B], [B][P]
-    float* price;                               // [B]
+    float* quality_loss;                               // [B]
     int64_t *last_path, *last_length, *slot_of, *place_of;  // [B][P], [B], [B][image_slots] twice
     uint8_t* holds;
     int64_t *finite, *report;                    // [B], [2][B]
@@ -204,7 +204,7 @@ struct TreeStep {
     float *q, *logits;                          // [B][G][V], [B][T][V]
     void* states;                               // T [rows][T][F dim]
     int64_t *path, *kept, *bonus;               // [B][D + 1], [B], [B]
-    float *weights, *prices;                    // [B][V], [B][D]
+    float *weights, *quality_losses;                    // [B][V], [B][D]
     int64_t images, nodes, depth, groups, image, prefix, vocab, columns, draft_columns, image_slots, ahead, own_slots, width,
         top_k;
     int32_t branches, blind, hides_pads;        // hides_pads: the drafter does not see the prompt's pads

@@ -8,7 +8,7 @@ from ctypes import Array, addressof, c_int32
 import torch
 from torch import Tensor
 
-from lantern_accel.device.plan import StepPlan, declared
+from lantern_accel.device.plan import StepPlan, list_buffers
 from lantern_accel_cpu.native.kernels import lies
 
 
@@ -57,7 +57,7 @@ def check_plan(plan: StepPlan, version: int) -> None:
     """Raise Unserved for a plan of another version, or with a buffer that the kernels cannot read."""
     require(plan.version == version, f"its plan is of version {plan.version}, not {version}")
     for part in (plan.buffers, plan.source, getattr(plan.source, "buffers", None)):
-        for name, of in declared(type(part)) if part is not None else ():
+        for name, of in list_buffers(type(part)) if part is not None else ():
             tensor: Tensor | None = getattr(part, name)
             if tensor is not None:
                 kinds = {"index": torch.int64, "weights": tensor.dtype}

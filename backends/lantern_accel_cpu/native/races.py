@@ -95,7 +95,7 @@ def _drafts_of(source: NoDrafts | WindowPlan, owner: Owner) -> dict[str, int]:
     return {"place": owner(source.place), "newest": owner(source.newest), **kept}
 
 
-def described(
+def describe_advance(
     plan: StepPlan, source: NoDrafts | WindowPlan, head: Guessing | None
 ) -> AdvanceChosen:
     """Describe what follows a pass where noise decides, or greedily the likeliest codes are chosen."""
@@ -126,7 +126,7 @@ def advance(
     kernels: Kernels, plan: StepPlan, source: NoDrafts | WindowPlan, head: Guessing | None = None
 ) -> Callable[[int], None]:
     """Return what follows a pass where noise decides in one call on its logits' address."""
-    given = described(plan, source, head)
+    given = describe_advance(plan, source, head)
 
     return partial(kernels.library.advance_chosen, byref(given))
 
@@ -135,7 +135,7 @@ def fresh_guesses(
     kernels: Kernels, plan: StepPlan, source: NoDrafts | WindowPlan, head: Guessing
 ) -> Callable[[], bool]:
     """Return what guesses drafts that no pass has seen (:attr:`.FusedStep.guess`)."""
-    given, library = described(plan, source, head), kernels.library
+    given, library = describe_advance(plan, source, head), kernels.library
 
     def guess() -> bool:
         kernels.threads()

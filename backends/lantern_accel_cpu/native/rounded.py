@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lantern_accel.nn.rounding import Rounded, Rounding, packed
+from lantern_accel.nn.rounding import Rounded, Rounding, pack_levels
 from lantern_accel_cpu import pages
 from lantern_accel_cpu.native.library import PANEL
 
@@ -36,7 +36,7 @@ class RoundedPanels:
         """Put a matrix in order; ``drafts``: of a copy whose products may round activations too."""
         made, at = cls.empty(weight.rounding, weight.shape, drafts), 0
         for part in _parts(weight):
-            panels = _ordered(part)
+            panels = _order_panels(part)
             made.panels[at : at + len(panels)] = panels
             at += len(panels)
         return made
@@ -64,7 +64,7 @@ class RoundedPanels:
         """Bytes of the panels."""
         return self.panels.numel()
 
-    def rounded(self) -> Rounded:
+    def to_rounded(self) -> Rounded:
         """Return the matrix as it was before it was put in order."""
         (out, inputs), how, count = self.shape, self.rounding, len(self.panels)
         if not how.group:
@@ -82,11 +82,11 @@ class RoundedPanels:
         lanes = lanes.view(count, groups, -1, PANEL).permute(0, 3, 1, 2)
         levels = _levels(lanes, how.bits).reshape(count * PANEL, groups, GROUP)[:out]
         step, offset = (t.reshape(count * PANEL, groups)[:out].contiguous() for t in (step, offset))
-        return Rounded(how, self.shape, packed(levels, how.bits), step, offset)
+        return Rounded(how, self.shape, pack_levels(levels, how.bits), step, offset)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """Return the weights that the codes stand for (:meth:`Rounded.dense`)."""
-        return self.rounded().dense(dtype)
+        return self.to_rounded().dense(dtype)
 
 
 def _parts(weight: Rounded) -> Iterator[Rounded]:
@@ -105,7 +105,7 @@ def _whole_panels(t: Tensor) -> Tensor:
     return torch.unflatten(F.pad(t, more), 0, (-1, PANEL))
 
 
-def _ordered(weight: Rounded) -> Tensor:
+def _order_panels(weight: Rounded) -> Tensor:
     """Return panels uint8 ``[panels, bytes]``."""
     levels = weight.levels()
     if weight.offset is None:

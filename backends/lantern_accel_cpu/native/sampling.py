@@ -104,7 +104,7 @@ def filter(library: Library, logits: Tensor, given: StepFilter) -> Tensor | None
     return out
 
 
-def draw(library: Library, weights: Tensor, uniforms: Tensor) -> Tensor | None:
+def sample_codes(library: Library, weights: Tensor, uniforms: Tensor) -> Tensor | None:
     """Sample codes ``[..., K]`` without replacement from ``[..., V]`` with uniforms ``[..., K]``."""
     if not _floats(weights, uniforms) or not weights.numel() or not uniforms.numel():
         return None
@@ -203,7 +203,7 @@ def accept(
         uniforms = uniforms.contiguous()
     path = torch.empty((images, depth + 1), dtype=torch.int64)
     length, bonus = (torch.empty(images, dtype=torch.int64) for _ in range(2))
-    weights, price = logits.new_empty((images, vocab)), logits.new_empty((images, depth))
+    weights, quality_loss = logits.new_empty((images, vocab)), logits.new_empty((images, depth))
     call = Accept(
         filter=described,
         rule=judged,
@@ -218,7 +218,7 @@ def accept(
         length=length.data_ptr(),
         bonus=bonus.data_ptr(),
         weights=weights.data_ptr(),
-        price=price.data_ptr(),
+        quality_loss=quality_loss.data_ptr(),
         images=images,
         nodes=nodes,
         vocab=vocab,
@@ -230,4 +230,4 @@ def accept(
     if tree.q is not None and tree.group is not None:
         call.q, call.group, call.groups = whole(tree.q), whole(tree.group), tree.q.shape[1]
     library.accept(byref(call))
-    return path, length, bonus, weights, price
+    return path, length, bonus, weights, quality_loss

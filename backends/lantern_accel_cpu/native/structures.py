@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 import re
-from ctypes import (
-    POINTER,
-    Structure,
-    c_float,
-    c_int32,
-    c_int64,
-    c_uint8,
-    c_void_p,
-)
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_uint8, c_void_p
 from functools import cache
 from typing import Any
 

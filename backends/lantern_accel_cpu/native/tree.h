@@ -267,19 +267,19 @@ template <class T> struct TreeJob {
         }
         if (greedy() && Judge(g.rule, g.vocab).relaxed()) {
             Accept given{g.filter, g.rule, g.logits, g.tokens, g.first_child, g.num_children, nullptr, nullptr, nullptr,
-                         nullptr, nullptr, g.path, g.kept, g.bonus, nullptr, g.prices, g.images, g.nodes, g.vocab, 0, 0, 0,
+                         nullptr, nullptr, g.path, g.kept, g.bonus, nullptr, g.quality_losses, g.images, g.nodes, g.vocab, 0, 0, 0,
                          int32_t(g.depth), 0};
             return accept_greedily(given, g.top_k > 0);
         }
         if (g.keys || greedy()) {
-            std::fill(g.prices, g.prices + g.images * g.depth, 0.0f);
+            std::fill(g.quality_losses, g.quality_losses + g.images * g.depth, 0.0f);
             return choose(Choose{g.filter, g.logits, g.tokens, g.first_child, g.num_children, g.keys, g.length, g.path, g.kept,
                                  g.bonus, nullptr, g.images, g.nodes, g.vocab, int32_t(g.depth)});
         }
         const float* tests = uniforms(0) + g.draft_columns;
         int64_t stride = g.image * g.columns;
         Accept given{g.filter, g.rule, g.logits, g.tokens, g.first_child, g.num_children, g.group, g.q, tests,
-                     uniforms(0) + g.columns - 1, g.widths, g.path, g.kept, g.bonus, g.weights, g.prices, g.images, g.nodes,
+                     uniforms(0) + g.columns - 1, g.widths, g.path, g.kept, g.bonus, g.weights, g.quality_losses, g.images, g.nodes,
                      g.vocab, g.groups, stride, stride, int32_t(g.depth), 0};
         accept(given);
     }
@@ -325,10 +325,10 @@ template <class T> struct TreeJob {
                 g.pending_count[b] = kept + 1;
                 g.root[b] = g.bonus[b];
             }
-            float price = 0;
+            float quality_loss = 0;
             for (int64_t i = 0; i < g.depth; ++i)
-                if (i <= kept && length + 1 + i < g.image) price += g.prices[b * g.depth + i];
-            g.price[b] += price;
+                if (i <= kept && length + 1 + i < g.image) quality_loss += g.quality_losses[b * g.depth + i];
+            g.quality_loss[b] += quality_loss;
             if (now > length) ++g.histogram[b * width + now - length - 1];
             g.steps[b] += open;
             memcpy(g.last_path + b * width, path, size_t(most) * sizeof(int64_t));

@@ -89,7 +89,7 @@ def tree_step(
         "kept": torch.zeros(images, dtype=torch.int64),
         "bonus": torch.zeros(images, dtype=torch.int64),
         "weights": torch.zeros(images, vocab),
-        "prices": torch.zeros(images, depth),
+        "quality_losses": torch.zeros(images, depth),
     }
     names = (
         "root", "pending_tokens", "pending_count", "pending_features", "last_path", "slot_of",
@@ -109,8 +109,9 @@ def tree_step(
         sin=owner(target.sin[at.prefix :]), own_cos=owner(drafter.cos[at.prefix - 1 :]),
         own_sin=owner(drafter.sin[at.prefix - 1 :]), prompt=owner(state.prefix_mask),
         scale=owner.optional(target.scale), uniforms=owner.optional(uniforms),
-        keys=owner.optional(state.keys), price=owner(state.price), known=owner(state.tokens),
-        parent=owner.table(shape.parents * images), depth_of=owner.table(shape.depths * images),
+        keys=owner.optional(state.keys), quality_loss=owner(state.quality_loss),
+        known=owner(state.tokens), parent=owner.table(shape.parents * images),
+        depth_of=owner.table(shape.depths * images),
         inner=owner.table([node for level in shape.inner for node in level]),
         inner_count=owner.table([len(level) for level in shape.inner]),
         widths=owner.table(shape.widths), images=images, nodes=nodes, depth=depth,

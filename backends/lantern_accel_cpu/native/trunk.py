@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lantern_accel.device.kv_cache import KVCache, Pass
 from lantern_accel.device.plan import BlockWeights, Matrix, Norm
-from lantern_accel.nn.transformer import RMSNorm, described
+from lantern_accel.nn.transformer import RMSNorm, plan_blocks
 from lantern_accel_cpu.native.kernels import (
     DTYPES,
     Kernels,
@@ -114,11 +114,11 @@ def trunk_of(blocks: Sequence[BlockWeights], kv: KVCache, norm: Norm | None) -> 
     return plan
 
 
-def _planned(blocks: nn.ModuleList, kv: PlannedCache) -> TrunkPlan | None:
+def _plan_trunk(blocks: nn.ModuleList, kv: PlannedCache) -> TrunkPlan | None:
     """Return the plan of these modules over a cache, made once; None where they have no native trunk."""
     found, key = kv.plans.get(id(blocks)), id(blocks)
     if found is None or found[0]() is not blocks:
-        given = described(blocks)
+        given = plan_blocks(blocks)
         plan = TrunkPlan(given, kv) if given is not None and fits(given, kv) else None
         found = kv.plans[key] = weakref.ref(blocks), plan
     return found[1]
@@ -141,11 +141,11 @@ def run(
         return None
     if at.mask.dtype != torch.bool or x.dtype != kv.layout.dtype:
         return None
-    plan = _planned(blocks, kv)
+    plan = _plan_trunk(blocks, kv)
     if plan is None or not (norm is None or isinstance(norm, RMSNorm)):
         return None
     kernels.threads()
-    plan.last_norm(None if norm is None else norm.described())
+    plan.last_norm(None if norm is None else norm.to_plan())
     rows, count, dim = x.shape
     x, mask, address = x.contiguous(), at.mask.contiguous(), at.address
     given = plan.given

@@ -35,7 +35,7 @@ def _copy(source, to, SIZE: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _left(p, q, SIZE: tl.constexpr, DRAWN: tl.constexpr, BLOCK: tl.constexpr):
+def _residual_mass(p, q, SIZE: tl.constexpr, DRAWN: tl.constexpr, BLOCK: tl.constexpr):
     """Return the sum of ``max(0, p - q)``, of p alone where drafts are certain."""
     mass = tl.zeros([BLOCK], tl.float32)
     for start in range(0, SIZE, BLOCK):
@@ -62,7 +62,7 @@ def _normalise(p, q, total, SIZE: tl.constexpr, DRAWN: tl.constexpr, BLOCK: tl.c
 @triton.jit(do_not_specialize=["nodes", "groups", "depth", "k", "uniform_stride", "bonus_stride"])
 def _walk(
     probs, q_rows, tokens, first_child, num_children, tests, group, neighbours, rule_param,
-    uniforms, bonus_uniform, path, length, bonus, weights, spare, price,
+    uniforms, bonus_uniform, path, length, bonus, weights, spare, quality_loss,
     nodes, groups, depth, k, near_stride, uniform_stride, bonus_stride,
     SIZE: tl.constexpr, KIND: tl.constexpr, AGGREGATE: tl.constexpr, DRAWN: tl.constexpr,
     NEAR: tl.constexpr, BLOCK: tl.constexpr,
@@ -79,7 +79,7 @@ def _walk(
     group += image * nodes
     uniforms += image * uniform_stride
     path += image * (depth + 1)
-    price += image * depth
+    quality_loss += image * depth
     order = tl.arange(0, NEAR)
     node = tl.full([], 0, tl.int32)
     alive = tl.full([], 1, tl.int32)
@@ -139,7 +139,7 @@ def _walk(
                         at_x = tl.maximum(at_x - (1.0 if AGGREGATE else tl.minimum(mass, 1.0)), 0.0)
                     tl.store(p + x, at_x)
                     tl.debug_barrier()
-                    total = _left(p, q, SIZE, DRAWN, BLOCK)
+                    total = _residual_mass(p, q, SIZE, DRAWN, BLOCK)
                     tl.debug_barrier()
                     if total > 0:
                         _normalise(p, q, tl.maximum(total, TINY), SIZE, DRAWN, BLOCK)
@@ -153,12 +153,12 @@ def _walk(
                     if DRAWN:
                         tl.store(q + x, 0.0)
                         tl.debug_barrier()
-                        rest = _left(q, q, SIZE, False, BLOCK)
+                        rest = _residual_mass(q, q, SIZE, False, BLOCK)
                         tl.debug_barrier()
                         if rest > 0:
                             _normalise(q, q, tl.maximum(rest, TINY), SIZE, False, BLOCK)
             c += 1
-        tl.store(price + d, paid)
+        tl.store(quality_loss + d, paid)
         alive = taken
         node = chosen
         steps += alive
@@ -190,7 +190,7 @@ def _results(probs: Tensor, tokens: Tensor, depth: int) -> tuple[Tensor, ...]:
     " int depth, int k, int kind, bool aggregate) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     lambda probs, q, tokens, *rest: _results(probs, tokens, rest[8]),
 )
-def _walked(
+def _launch_walk(
     probs: Tensor,
     q: Tensor | None,
     tokens: Tensor,
@@ -208,7 +208,7 @@ def _walked(
     aggregate: bool,
 ) -> tuple[Tensor, ...]:
     found = _results(probs, tokens, depth)
-    path, length, bonus, weights, price = found
+    path, length, bonus, weights, quality_loss = found
     images, nodes, size = probs.shape
     spare = torch.empty_like(weights)
     with torch.cuda.device_of(probs):
@@ -216,7 +216,7 @@ def _walked(
             probs, probs if q is None else q, tokens, first_child, num_children, tests,
             tokens if group is None else group, tokens if neighbours is None else neighbours,
             probs if rule_param is None else rule_param, uniforms, bonus_uniform, path, length, bonus,
-            weights, spare, price,
+            weights, spare, quality_loss,
             nodes, 0 if q is None else q.shape[1], depth, k,
             0 if neighbours is None else neighbours.stride(0),
             uniforms.stride(0), bonus_uniform.stride(0),
@@ -258,7 +258,7 @@ def accept(
     tokens, first, count, tests = (table.contiguous() for table in tables)
     if uniforms.stride(-1) != 1:
         uniforms = uniforms.contiguous()
-    return _walked(
+    return _launch_walk(
         probs,
         None if tree.q is None else tree.q.contiguous(),
         tokens,

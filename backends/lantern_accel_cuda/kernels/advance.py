@@ -58,7 +58,7 @@ def best_of(
 
 
 @triton.jit
-def joined(best, codes, image, i, count, pieces, SIZE: tl.constexpr, BLOCK_P: tl.constexpr):
+def join_pieces(best, codes, image, i, count, pieces, SIZE: tl.constexpr, BLOCK_P: tl.constexpr):
     """Return the codes of an image's rows ``i``: the best of their pieces, the lower of equal ones."""
     p = tl.arange(0, BLOCK_P)
     inside = ((i >= 0) & (i < count))[:, None] & (p < pieces)[None, :]
@@ -71,7 +71,7 @@ def joined(best, codes, image, i, count, pieces, SIZE: tl.constexpr, BLOCK_P: tl
 
 
 @triton.jit
-def recalled(
+def find_earlier(
     row_keys, row_previous, image, want, earlier, number, passes, wide, BLOCK_W: tl.constexpr
 ):
     """Return where earlier passes chose behind the pasts ``want, earlier``, and what each is worth."""
@@ -133,7 +133,7 @@ def _advance(
     own = tokens + image * (
         last + 2
     )  # positions up to ``last``, and one for what is past the image
-    chosen = joined(best, codes, image, i, count, pieces, SIZE, BLOCK_P)
+    chosen = join_pieces(best, codes, image, i, count, pieces, SIZE, BLOCK_P)
     number = tl.load(step)
     n = tl.load(length + image)
     # One number that is none makes a whole row so.
@@ -150,13 +150,13 @@ def _advance(
     result = chosen
     if RECALL:
         known = tl.load(own + n).to(tl.int32)
-        one = joined(best, codes, image, i - 1, count, pieces, SIZE, BLOCK_P)
-        two = joined(best, codes, image, i - 2, count, pieces, SIZE, BLOCK_P)
+        one = join_pieces(best, codes, image, i - 1, count, pieces, SIZE, BLOCK_P)
+        two = join_pieces(best, codes, image, i - 2, count, pieces, SIZE, BLOCK_P)
         left = tl.where(i == 0, known, one)
         earlier = tl.where(i <= 1, known, two)
         want = (n + 1 + i).to(tl.int64) * SIZE + left
         held = image * passes * wide
-        entry, worth = recalled(
+        entry, worth = find_earlier(
             row_keys, row_previous, image, want, earlier, number, passes, wide, BLOCK_W
         )
         again = tl.load(row_tokens + held + entry, mask=worth > 0, other=0).to(tl.int32)
@@ -222,13 +222,13 @@ def _fresh(
 
 
 @triton.jit(do_not_specialize=["count", "pieces", "last"])
-def _drafted(
+def _best_drafts(
     best, codes, newest, tokens, count, pieces, last,
     SIZE: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
     image = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK_L)
-    code = joined(best, codes, image, i, count, pieces, SIZE, BLOCK_P)
+    code = join_pieces(best, codes, image, i, count, pieces, SIZE, BLOCK_P)
     to = tl.minimum(tl.load(newest + image) + 1 + i, last + 1)
     at = tokens + image * (last + 2) + to
     tl.store(at, code.to(tokens.dtype.element_ty), mask=i < count)
@@ -260,13 +260,15 @@ class Advance:
         else:
             root = s.root
         counters = [b.step, b.steps, b.histogram, b.last_length, b.finite, b.holds, b.report]
-        _chosen(
+        _launch_choose(
             weights, b.keys, b.length, place, q, b.tokens, newest, root, counters, *recall,
             self.count, self.last, isinstance(s, WindowPlan),
         )  # fmt: skip
         if isinstance(s, WindowPlan) and self.count > 1 and s.fresh != "given":
             assert s.q is not None
-            _drawn(s.q, b.keys, s.newest, s.place, b.tokens, self.count - 1, self.last, s.width)
+            _launch_sample(
+                s.q, b.keys, s.newest, s.place, b.tokens, self.count - 1, self.last, s.width
+            )
 
 
 def pieces_of(size: int) -> tuple[int, int]:
@@ -286,7 +288,7 @@ def scores(rows: int, pieces: int, like: Tensor) -> tuple[Tensor, Tensor]:
     " Tensor(g!)? row_keys, Tensor(h!)? row_previous, Tensor(i!)? row_tokens, int count, int last,"
     " bool window) -> ()"
 )
-def _chosen(
+def _launch_choose(
     weights: Tensor, keys: Tensor, length: Tensor, place: Tensor, q: Tensor | None, tokens: Tensor,
     newest: Tensor, root: Tensor, counters: list[Tensor], row_keys: Tensor | None,
     row_previous: Tensor | None, row_tokens: Tensor | None, count: int, last: int, window: bool,
@@ -320,7 +322,7 @@ def _chosen(
     "draft_tokens(Tensor q, Tensor keys, Tensor newest, Tensor place, Tensor(a!) tokens, int count,"
     " int last, int width) -> ()"
 )
-def _drawn(
+def _launch_sample(
     q: Tensor, keys: Tensor, newest: Tensor, place: Tensor, tokens: Tensor, count: int, last: int,
     width: int,
 ) -> None:  # fmt: skip
@@ -332,7 +334,7 @@ def _drawn(
             q, keys, newest, place, best, codes, count, rows, last, width, count // width,
             SIZE=size, HALF=half, num_warps=WARPS, enable_fp_fusion=False,
         )  # fmt: skip
-        _drafted[(images,)](
+        _best_drafts[(images,)](
             best, codes, newest, tokens, count, pieces, last,
             SIZE=size, BLOCK_L=triton.next_power_of_2(count),
             BLOCK_P=triton.next_power_of_2(pieces), num_warps=4,

@@ -100,7 +100,7 @@ def _like(
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _like,
 )
-def _entered(
+def _launch_enter(
     tokens: Tensor, length: Tensor, prefix_mask: Tensor, table: Tensor, cos: Tensor, sin: Tensor,
     nodes: int, branches: int, limit: int, capacity: int, heads: int,
 ) -> Entered:  # fmt: skip
@@ -130,4 +130,4 @@ def enter(
     ``limit`` behind them the image's.
     """
     given = tokens, length, prefix_mask, table, *rotary
-    return Entered(*_entered(*given, nodes, branches, limit, capacity, heads))
+    return Entered(*_launch_enter(*given, nodes, branches, limit, capacity, heads))

@@ -44,7 +44,7 @@ def _swiglu(x, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _turned(x, c, s, BLOCK_H: tl.constexpr, BLOCK_P: tl.constexpr):
+def _rotate_pairs(x, c, s, BLOCK_H: tl.constexpr, BLOCK_P: tl.constexpr):
     """Rotate pairs of neighbours of ``x [BLOCK_H, 2 BLOCK_P]`` in float32."""
     even, odd = tl.split(tl.reshape(x.to(tl.float32), [BLOCK_H, BLOCK_P, 2]))
     turned = tl.join(even * c - odd * s, odd * c + even * s)
@@ -73,9 +73,9 @@ def _rotate_write(
     source = qkv + row * x_row + node * x_node + h[:, None] * x_head + d[None, :]
     out = ((row * nodes + node) * HEADS + h[:, None]) * WIDTH + d[None, :]
     place = ((row * HEADS + h[:, None]).to(tl.int64) * capacity + slot) * STORED + d[None, :]
-    q = _turned(tl.load(source, mask=inside, other=0.0), c, s, BLOCK_H, BLOCK_P)
+    q = _rotate_pairs(tl.load(source, mask=inside, other=0.0), c, s, BLOCK_H, BLOCK_P)
     tl.store(q_out + out, q.to(q_out.dtype.element_ty), mask=inside)
-    k = _turned(tl.load(source + x_part, mask=inside, other=0.0), c, s, BLOCK_H, BLOCK_P)
+    k = _rotate_pairs(tl.load(source + x_part, mask=inside, other=0.0), c, s, BLOCK_H, BLOCK_P)
     tl.store(cache_k + place, k.to(q_out.dtype.element_ty), mask=inside)
     v = tl.load(source + 2 * x_part, mask=inside, other=0.0)
     tl.store(cache_v + place, v, mask=inside)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lantern_accel.device.plan import Buffers, GuessHead, WindowPlan
-from lantern_accel_cuda.kernels.advance import best_of, joined, pieces_of, recalled, scores
+from lantern_accel_cuda.kernels.advance import best_of, find_earlier, join_pieces, pieces_of, scores
 from lantern_accel_cuda.kernels.operators import operator
 from lantern_accel_cuda.kernels.race import WARPS
 
@@ -114,7 +114,7 @@ def _settle(
     image = tl.program_id(0).to(tl.int64)
     own = tokens + image * (last + 2)
     i = tl.arange(0, 2)  # one row, and one that is not there
-    guess = joined(best, codes, image, i, 1, pieces, SIZE, BLOCK_P)
+    guess = join_pieces(best, codes, image, i, 1, pieces, SIZE, BLOCK_P)
     count = tl.maximum(tl.load(last_length + image), 0) + 1
     node = count + ahead - 1
     inside = node < nodes
@@ -127,7 +127,7 @@ def _settle(
     guess = tl.where(inside & (ahead > depths), passed, guess)
     if RECALL:
         want = place.to(tl.int64) * SIZE + left + tl.zeros([2], tl.int64)
-        entry, worth = recalled(
+        entry, worth = find_earlier(
             row_keys, row_previous, image, want, before + tl.zeros([2], tl.int32),
             tl.load(step), passes, wide, BLOCK_W,
         )  # fmt: skip
@@ -152,7 +152,7 @@ class Guesses:
             self.source, fresh="given", row_keys=None, row_previous=None, row_tokens=None
         )
 
-    def noted(self) -> tuple[Tensor, Tensor, Tensor]:
+    def changed_buffers(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return what a step changes: lengths ``[B]``, the window ``[B, L]`` and the step's number."""
         began = self.buffers.length.clone()
         return began, self._read(began), self.buffers.step.clone()
@@ -171,7 +171,7 @@ class Guesses:
         if self.count == 1:
             return
         chosen = self._read(began + 1)
-        _guessed(
+        _launch_guess(
             _weights(head), F.linear(feature, head.state), F.linear(guided, head.seen), b.keys, began,
             window, chosen, b.last_length, number, b.tokens, s.row_keys, s.row_previous, s.row_tokens,
             head.grid, head.least, self.last,
@@ -198,7 +198,7 @@ def _weights(head: GuessHead) -> list[Tensor]:
     " Tensor chosen, Tensor last_length, Tensor step, Tensor(a!) tokens, Tensor? row_keys,"
     " Tensor? row_previous, Tensor? row_tokens, int grid, float least, int last) -> ()"
 )
-def _guessed(
+def _launch_guess(
     head: list[Tensor], known: Tensor, seen: Tensor, keys: Tensor, began: Tensor, window: Tensor,
     chosen: Tensor, last_length: Tensor, step: Tensor, tokens: Tensor, row_keys: Tensor | None,
     row_previous: Tensor | None, row_tokens: Tensor | None, grid: int, least: float, last: int,

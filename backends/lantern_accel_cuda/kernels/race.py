@@ -146,7 +146,7 @@ def _race_join(
         (*weights.shape[:-1], count), dtype=index
     ),
 )
-def _raced(
+def _launch_race(
     weights: Tensor, keys: Tensor, positions: Tensor, count: int, index: torch.dtype
 ) -> Tensor:
     weights, keys = weights.contiguous(), keys.contiguous()
@@ -182,4 +182,4 @@ def race(
         return None
     if positions.shape != weights.shape[:-1] or len(keys) != len(weights):
         return None
-    return _raced(weights, keys, positions, count, index)
+    return _launch_race(weights, keys, positions, count, index)

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from lantern_accel.nn.rounding import Rounded, Rounding, packed
+from lantern_accel.nn.rounding import Rounded, Rounding, pack_levels
 from lantern_accel_cuda.kernels import tiles
 from lantern_accel_cuda.kernels.operators import operator
 
@@ -55,8 +55,8 @@ class Columns:
             codes, step, offset = weight.codes, weight.step, None
         else:
             codes = _planes(weight.levels(), how.bits).flatten(1)
-            step, offset = weight.step, _turned(weight.offset, spare)
-        return cls(how, weight.shape, _turned(codes, spare), _turned(step, spare), offset)
+            step, offset = weight.step, _transpose(weight.offset, spare)
+        return cls(how, weight.shape, _transpose(codes, spare), _transpose(step, spare), offset)
 
     @property
     def nbytes(self) -> int:
@@ -64,7 +64,7 @@ class Columns:
         parts = (self.codes, self.step, *(() if self.offset is None else (self.offset,)))
         return sum(t.numel() * t.element_size() for t in parts)
 
-    def rounded(self) -> Rounded:
+    def to_rounded(self) -> Rounded:
         """Return the matrix as it was before it was put in order."""
         out, inputs = self.shape
         codes, step = (t[:, :out].t().contiguous() for t in (self.codes, self.step))
@@ -73,14 +73,16 @@ class Columns:
         groups = -(-inputs // GROUP)
         levels = _levels(codes.unflatten(1, (groups, -1)), self.rounding.bits)
         offset = self.offset[:, :out].t().contiguous()
-        return Rounded(self.rounding, self.shape, packed(levels, self.rounding.bits), step, offset)
+        return Rounded(
+            self.rounding, self.shape, pack_levels(levels, self.rounding.bits), step, offset
+        )
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """Return the weights that the codes stand for (:meth:`.Rounded.dense`)."""
-        return self.rounded().dense(dtype)
+        return self.to_rounded().dense(dtype)
 
 
-def _turned(t: Tensor, spare: int) -> Tensor:
+def _transpose(t: Tensor, spare: int) -> Tensor:
     """Return ``[n, out + spare]`` of a tensor ``[out, n]``."""
     return F.pad(t.t(), (0, spare)).contiguous()
 
@@ -204,7 +206,7 @@ def pieces_of(inputs: int, outputs: int, cores: int) -> int:
     return max(1, min(-(-PROGRAMS * cores // blocks), groups // LEAST_GROUPS))
 
 
-def _shaped(
+def _fake_product(
     x: Tensor, codes: Tensor, step: Tensor, offset: Tensor | None, bias: Tensor | None,
     bits: int, outputs: int, cores: int, sums: bool, tiled: bool,
 ) -> Tensor:  # fmt: skip
@@ -214,7 +216,7 @@ def _shaped(
 @operator(
     "rounded_product(Tensor x, Tensor codes, Tensor step, Tensor? offset, Tensor? bias, int bits,"
     " int outputs, int cores, bool sums, bool tiled) -> Tensor",
-    _shaped,
+    _fake_product,
 )
 def product(
     x: Tensor, codes: Tensor, step: Tensor, offset: Tensor | None, bias: Tensor | None,
@@ -224,7 +226,7 @@ def product(
     inputs = x.shape[-1]
     flat = x.reshape(-1, inputs).contiguous()
     rows, ld = len(flat), codes.shape[1]
-    out = _shaped(x, codes, step, offset, bias, bits, outputs, cores, sums, tiled)
+    out = _fake_product(x, codes, step, offset, bias, bits, outputs, cores, sums, tiled)
     groups = triton.cdiv(inputs, GROUP)
     share = triton.cdiv(groups, pieces_of(inputs, outputs, cores))
     pieces = triton.cdiv(groups, share)

@@ -55,7 +55,7 @@ def unrank(r):
 
 
 @triton.jit
-def scaled(logits, start, temperature, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def scale_logits(logits, start, temperature, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     """Return the codes of a block and their logits over the temperature; -inf behind the row's end."""
     at = start + tl.arange(0, BLOCK)
     x = tl.load(logits + at, mask=at < SIZE, other=float("-inf"))
@@ -76,7 +76,7 @@ def top_k_bar(logits, temperature, k, low, most, SIZE: tl.constexpr, BLOCK: tl.c
         one, two, three = unrank(low + part), unrank(low + 2 * part), unrank(low + 3 * part)
         count = tl.zeros([BLOCK], tl.int32)
         for start in range(0, SIZE, BLOCK):
-            _, x = scaled(logits, start, temperature, SIZE, BLOCK)
+            _, x = scale_logits(logits, start, temperature, SIZE, BLOCK)
             count += (x >= one).to(tl.int32) + ((x >= two).to(tl.int32) << 10)
             count += (x >= three).to(tl.int32) << 20
         # Neighbours, which one thread holds, are added before counts get wide: registers for a quarter.
@@ -100,7 +100,7 @@ def mass_above(
     """Return the weight, relative to the largest, of what is above ``bar`` and at least ``least``."""
     mass = tl.zeros([BLOCK], tl.float32)
     for start in range(0, SIZE, BLOCK):
-        _, x = scaled(logits, start, temperature, SIZE, BLOCK)
+        _, x = scale_logits(logits, start, temperature, SIZE, BLOCK)
         mass += tl.where((x > bar) & (x >= least), tl.exp(x - most), 0.0)
     return tl.sum(mass, 0)
 

@@ -19,15 +19,15 @@ from lantern_accel_cuda.kernels.rows import (
     mass_above,
     pick,
     rank,
-    scaled,
+    scale_logits,
     top_k_bar,
     top_p_bar,
 )
 
 #: Draws without replacement that a program remembers.
-MOST_DRAWS = 64
+MAX_SAMPLES = 64
 #: Codes that a draw takes at once: each is compared with all draws before.
-DRAW_BLOCK = 512
+SAMPLE_BLOCK = 512
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -73,7 +73,7 @@ def _filter(
     largest = tl.full([BLOCK], float("-inf"), tl.float32)
     broken = tl.zeros([BLOCK], tl.int32)
     for start in range(0, SIZE, BLOCK):
-        _, x = scaled(logits, start, t, SIZE, BLOCK)
+        _, x = scale_logits(logits, start, t, SIZE, BLOCK)
         broken += (x != x).to(tl.int32)
         largest = tl.maximum(largest, x)
     most = tl.max(largest, 0)
@@ -97,7 +97,7 @@ def _filter(
     mass = tl.zeros([BLOCK], tl.float32)
     seen = tl.full([], 0, tl.int32)
     for start in range(0, SIZE, BLOCK):
-        at, x = scaled(logits, start, t, SIZE, BLOCK)
+        at, x = scale_logits(logits, start, t, SIZE, BLOCK)
         stays = x >= least
         if TOP_P:
             # Of codes that equal the last value some stay, in order, while the sum is below p.
@@ -109,7 +109,7 @@ def _filter(
     total = tl.where(bad, float("nan"), tl.sum(mass, 0))
     seen = tl.full([], 0, tl.int32)
     for start in range(0, SIZE, BLOCK):
-        at, x = scaled(logits, start, t, SIZE, BLOCK)
+        at, x = scale_logits(logits, start, t, SIZE, BLOCK)
         stays = x >= least
         if TOP_P:
             equal = (x == cut) & (at < SIZE)
@@ -121,7 +121,7 @@ def _filter(
 
 
 @triton.jit(do_not_specialize=["count", "groups", "image_stride", "group_stride", "stride"])
-def _draw(
+def _sample_kernel(
     weights, uniforms, out, count, groups, image_stride, group_stride, stride,
     SIZE: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -141,7 +141,7 @@ def _draw(
     " Tensor? penalty, int branches) -> Tensor",
     lambda logits, *rest: logits.new_empty(logits.shape[0] // rest[-1], *logits.shape[1:]),
 )
-def _guided(
+def _launch_guide(
     logits: Tensor,
     token: Tensor,
     scale: Tensor | None,
@@ -173,7 +173,7 @@ def _guided(
     " bool cut, bool p_first) -> Tensor",
     lambda logits, *rest: torch.empty_like(logits.contiguous()),
 )
-def _filtered(
+def _launch_filter(
     logits: Tensor,
     temperature: Tensor | None,
     t: float,
@@ -203,15 +203,15 @@ def _filtered(
     "draw(Tensor weights, Tensor uniforms, ScalarType index) -> Tensor",
     lambda weights, u, index: u.new_empty(u.shape, dtype=index),
 )
-def _drawn(weights: Tensor, uniforms: Tensor, index: torch.dtype) -> Tensor:
+def _launch_sample(weights: Tensor, uniforms: Tensor, index: torch.dtype) -> Tensor:
     weights, size, count = weights.contiguous(), weights.shape[-1], uniforms.shape[-1]
     out = torch.empty(uniforms.shape, dtype=index, device=weights.device)
     # Images, groups and draws keep their strides: uniforms are a piece of a step's.
     u = uniforms[(None,) * (3 - uniforms.dim())] if uniforms.dim() < 3 else uniforms.flatten(0, -3)
     with torch.cuda.device_of(weights):
-        _draw[(u.shape[0] * u.shape[1],)](
+        _sample_kernel[(u.shape[0] * u.shape[1],)](
             weights, u, out, count, u.shape[1], u.stride(0), u.stride(1), u.stride(2),
-            SIZE=size, COUNT=triton.next_power_of_2(count), BLOCK=min(rows.block_of(size), DRAW_BLOCK),
+            SIZE=size, COUNT=triton.next_power_of_2(count), BLOCK=min(rows.block_of(size), SAMPLE_BLOCK),
             num_warps=4,
         )  # fmt: skip
     return out
@@ -248,7 +248,7 @@ def guide(
     if penalty is not None:
         penalty = penalty.contiguous()
     held, image = _apart(image_scale)
-    return _guided(logits, token, scale, held, image, kind, penalty, branches)
+    return _launch_guide(logits, token, scale, held, image, kind, penalty, branches)
 
 
 def filter(logits: Tensor, given: Filter) -> Tensor | None:
@@ -258,16 +258,16 @@ def filter(logits: Tensor, given: Filter) -> Tensor | None:
     temperature, t = _apart(given.temperature)
     top_p, p = _apart(given.top_p)
     cut = given.top_p is not None
-    return _filtered(logits, temperature, t, given.top_k, top_p, p, cut, given.p_first)
+    return _launch_filter(logits, temperature, t, given.top_k, top_p, p, cut, given.p_first)
 
 
-def draw(weights: Tensor, uniforms: Tensor, index: torch.dtype) -> Tensor | None:
+def sample_codes(weights: Tensor, uniforms: Tensor, index: torch.dtype) -> Tensor | None:
     """Sample codes ``[..., K]`` without replacement from ``[..., V]`` with uniforms ``[..., K]``.
 
     ``index``: the dtype of codes. None where there is no kernel for it.
     """
     if not plain(weights, uniforms) or weights.shape[:-1] != uniforms.shape[:-1]:
         return None
-    if uniforms.shape[-1] > MOST_DRAWS:
+    if uniforms.shape[-1] > MAX_SAMPLES:
         return None
-    return _drawn(weights, uniforms, index)
+    return _launch_sample(weights, uniforms, index)

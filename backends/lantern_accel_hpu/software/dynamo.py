@@ -66,7 +66,7 @@ def _compiler(settings: Mapping[str, bool], name: str) -> Callable[..., Any]:
         made = [one.meta["val"] if one else None for one in outputs_of(lowered)]
 
         def run(*given: Any) -> Any:
-            if not late.lost(name):
+            if not late.count_run(name):
                 return lowered.forward(*given)
             device = torch.device("hpu:0")
             return [

@@ -36,7 +36,7 @@ def _on_host(values: Any) -> bool:
     return any(t.device.type == "cpu" and t.dim() for t in tensors)
 
 
-def _written(func: Any, args: tuple[Any, ...]) -> list[Tensor]:
+def _find_written(func: Any, args: tuple[Any, ...]) -> list[Tensor]:
     """Return the positional arguments that an operator writes to."""
     pairs = zip(func._schema.arguments, args, strict=False)
     writes = (value for a, value in pairs if a.alias_info is not None and a.alias_info.is_write)
@@ -71,7 +71,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise RuntimeError(
                 f"{name}: cpu fallback is not supported during hpu graph capturing (the host reads)"
             )
-        for value in _written(func, args):
+        for value in _find_written(func, args):
             if self._is_view(value):
                 raise RuntimeError(
                     f"{name}: an in-place update of a view is not supported during hpu graph "
@@ -129,7 +129,7 @@ class HPUGraph:
         if not self._open or self._tape is None:
             raise RuntimeError("no capture was begun on this graph")
         self._tape.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # torch types no mode
-        if said := late.lost("HPUGraph"):
+        if said := late.count_run("HPUGraph"):
             raise RuntimeError(said)  # as in the bridge, the capture stays open for good
         self._open = False
         HPUGraph._capturing = None
@@ -140,7 +140,7 @@ class HPUGraph:
         if self._tape is None or self._open:
             raise RuntimeError("nothing was captured on this graph")
         torch.ops.lantern_software_hpu.launch()
-        if late.lost("replay"):
+        if late.count_run("replay"):
             return
         for func, args, kwargs, fresh in self._tape.record:
             made = [o for o in tree_flatten(func(*args, **kwargs))[0] if isinstance(o, Tensor)]

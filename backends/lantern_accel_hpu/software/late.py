@@ -46,7 +46,7 @@ def clear() -> None:
     _planted.clear()
 
 
-def lost(function: str) -> str:
+def count_run(function: str) -> str:
     """Count a run; return the error's text where its work is lost, and let the errors come."""
     for one in _planted:
         if one.function != function:

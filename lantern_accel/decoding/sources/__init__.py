@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from lantern_accel.decoding.drafts import SERVED, DraftContext, DraftSource, Source, register
 from lantern_accel.decoding.sources import beam, copy, head, none, static
-from lantern_accel.decoding.sources.tree import CertainDrafts, Kept, TreeDrafts
+from lantern_accel.decoding.sources.tree import CertainDrafts, CommittedPath, TreeDrafts
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.strategy import Strategy
 
 __all__ = [
     "CertainDrafts",
+    "CommittedPath",
     "DraftContext",
     "DraftSource",
-    "Kept",
     "TreeDrafts",
     "register",
     "serving",
@@ -36,4 +36,4 @@ def serving(strategy: Strategy, greedy: bool) -> type[Source]:
             f"nothing is registered that makes drafts of the kind {source.kind!r}; register it "
             "with lantern_accel.decoding.sources.register"
         )
-    return made.chosen(strategy, greedy)
+    return made.select_class(strategy, greedy)

@@ -67,7 +67,7 @@ class BeamDrafts(DrafterDrafts[DynamicTree]):
         batch, k = self.geometry.batch, tree.top_k
         device = features.device
         luck = self._luck(state, tree.depth + 1)
-        found = self._likeliest(self._guided(ahead, 0, features), k, luck[0])
+        found = self._likeliest(self._guide(ahead, 0, features), k, luck[0])
         scores, codes = (one[:, 0] for one in found)
         pool_codes, pool_scores = [codes], [scores]
         #: For every row of the pool: the flat index + 1 of the node whose children it holds.
@@ -79,9 +79,9 @@ class BeamDrafts(DrafterDrafts[DynamicTree]):
         for level in range(tree.depth):
             first = level * k
             seen = torch.cat((seen[..., :first], self.own, seen[..., first + k :]), dim=-1)
-            mask = self._mask(self.branches.masked(seen) > 0)
+            mask = self._mask(self.branches.repeat_images(seen) > 0)
             features = self._level(ahead, level + 1, codes, features, mask)
-            guided = self._guided(ahead, level + 1, features)
+            guided = self._guide(ahead, level + 1, features)
             best, children = self._likeliest(guided, k, luck[level + 1])
             # A child ranks strictly below its parent, so that ties cannot part the two.
             margin = scores.abs().unsqueeze(-1) * 2.0**-22 + 2.0**-30

@@ -26,7 +26,7 @@ from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.sources import DraftConfig, Fresh, SelfDrafts, Window
 
 #: Buffers of a request that the copy's session reads too.
-LENT = ("prefix_mask", "keys", "start")
+SHARED_BUFFERS = ("prefix_mask", "keys", "start")
 
 
 def one_token() -> Window:
@@ -45,7 +45,7 @@ def _on(session: Session, copy: Target, geometry: Geometry) -> Session:
     nothing = torch.zeros(0, dtype=dtype, device=device)
     made.geometry, made.drafter, made.drafter_cache = geometry, None, None
     made.state = WindowState(geometry, nothing, dtype, session.ops.index, device)
-    for name in LENT:
+    for name in SHARED_BUFFERS:
         setattr(made.state, name, getattr(session.state, name))
     made.watch()
     made.verifying = replace(session.verifying, target=copy, geometry=geometry, taps=())
@@ -95,16 +95,16 @@ class CopyDrafts(InvariantWindow[SelfDrafts]):
             guessed = session.verifying.target.draft_head is not None
             own = Window(length=window, fresh="head" if guessed else "above")
         one = strategy.model_copy(update={"drafts": own})
-        made_by = HeadWindow.chosen(one, session.greedy)
+        made_by = HeadWindow.select_class(one, session.greedy)
         g = geometry_of(copy, None, one, sampling, self.geometry.batch)
-        g = made_by.sized(g, own, Sizing(copy, session.greedy))
+        g = made_by.add_sizes(g, own, Sizing(copy, session.greedy))
         return Step(_on(session, copy, g), own, made_by, g)
 
     @property
     def buffers(self) -> dict[str, Tensor]:
         """The state of the copy that is its own."""
         own = self.copy.session
-        mine = {n: t for n, t in own.state.buffers.items() if n not in LENT and t.numel()}
+        mine = {n: t for n, t in own.state.buffers.items() if n not in SHARED_BUFFERS and t.numel()}
         state = {f"state.{name}": one for name, one in mine.items()}
         return state | {f"finite.{name}": t for name, t in own.finite.buffers.items()}
 
@@ -124,7 +124,7 @@ class CopyDrafts(InvariantWindow[SelfDrafts]):
             own = self.copy.session.state
             known = self.positions <= state.length.unsqueeze(1)
             own.tokens.copy_(torch.where(known, state.tokens, own.tokens))
-            own.length.copy_(self.ops.held(state.length))  # the copy's steps write theirs
+            own.length.copy_(self.ops.snapshot(state.length))  # the copy's steps write theirs
             for _ in range(self.passes):
                 self.copy.run()
             state.tokens.copy_(torch.where(known, state.tokens, own.tokens))

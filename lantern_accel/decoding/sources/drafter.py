@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.drafts import DraftContext, Value
-from lantern_accel.decoding.sources.tree import Kept, TreeDrafts, TreeState, put_first
+from lantern_accel.decoding.sources.tree import CommittedPath, TreeDrafts, TreeState, put_first
 from lantern_accel.device import plan
 from lantern_accel.device.kv_cache import Pass
 
@@ -98,7 +98,7 @@ class DrafterDrafts(TreeDrafts[Value]):
         cells = (length - count) + self.slots[1 : width + 1]
         trash = self.slots[:width] >= count
         place = (cells + self.prefix).masked_fill(trash, g.drafter_slots - 1)
-        reach, masked = self._reach(state), self.branches.masked
+        reach, masked = self._reach(state), self.branches.repeat_images
         visible = reach <= masked(place).unsqueeze(-1)
         rotary = self._rotary(state, cells.clamp(min=0, max=g.tokens - 1))
         address = self.ops.address(self.cache, self._rows(place))
@@ -125,16 +125,18 @@ class DrafterDrafts(TreeDrafts[Value]):
         out: Tensor = self.drafter(self._rows(codes), features, at)
         return out
 
-    def _guided(self, ahead: Depths, depth: int, features: Tensor) -> Tensor:
+    def _guide(self, ahead: Depths, depth: int, features: Tensor) -> Tensor:
         """Return the drafter's guided logits of the tokens after ``depth``, [B, n, V]."""
         return self.guidance(self.target.all_logits(features), ahead.following[:, depth])
 
     def tree_buffers(self, state: TreeState) -> plan.TreeBuffers:
         """Return the buffers that are a drafter's tree's own."""
         held = state.buffers
-        return plan.TreeBuffers(**{name: held[name] for name, _ in plan.declared(plan.TreeBuffers)})
+        return plan.TreeBuffers(
+            **{name: held[name] for name, _ in plan.list_buffers(plan.TreeBuffers)}
+        )
 
-    def after(self, state: TreeState, kept: Kept) -> None:
+    def after(self, state: TreeState, kept: CommittedPath) -> None:
         """Keep the accepted tokens and the target's features, for the next step to catch up on."""
         g, open_tokens, rows = self.geometry, kept.open.unsqueeze(1), self._rows
         tokens, pending = state.pending_tokens, state.pending_features

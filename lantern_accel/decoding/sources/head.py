@@ -35,41 +35,39 @@ class HeadWindow(InvariantWindow[Window]):
         target = given.verifying.target
         assert isinstance(target.draft_head, DraftHead)  # or no geometry would have been made
         row, tokens = target.config.row_tokens, self.geometry.tokens
-        self.head: DraftHead = target.draft_head.fitted(row, tokens)
+        self.head: DraftHead = target.draft_head.fit(row, tokens)
         self.fused: Callable[[], bool] | None = None
         """The guesses that no pass has seen, as the device makes them at once."""
 
     @classmethod
-    def chosen(cls, strategy: Strategy, greedy: bool) -> type[Source]:
+    def select_class(cls, strategy: Strategy, greedy: bool) -> type[Source]:
         if getattr(strategy.drafts, "fresh", "") == "head":
             return cls
         return InvariantWindow if strategy.invariant or greedy else MaximalWindow
 
     @classmethod
-    def sized(cls, g: Geometry, value: Window, given: Sizing) -> Geometry:
+    def add_sizes(cls, g: Geometry, value: Window, given: Sizing) -> Geometry:
         if given.target.draft_head is None:
             raise StrategyError(
                 "this model has no draft head to guess a window's drafts; take another kind of fresh "
                 "draft, such as window:16,above"
             )
-        return replace(super().sized(g, value, given), guesses=True)
+        return replace(super().add_sizes(g, value, given), guesses=True)
 
     def fuse(self, step: plan.FusedStep | None) -> None:
         self.fused = None if step is None else step.guess
 
     def describe(self, state: WindowState) -> plan.WindowPlan:
-        return replace(super().describe(state), head=self.head.given(), feature=state.feature)
+        return replace(super().describe(state), head=self.head.to_plan(), feature=state.feature)
 
-    def _recalled(
-        self, state: WindowState, window: Tensor, tokens: Tensor, first: Tensor
-    ) -> Tensor:
+    def _recall(self, state: WindowState, window: Tensor, tokens: Tensor, first: Tensor) -> Tensor:
         """Leave earlier passes to :meth:`after`, which looks them up draft by draft."""
         return tokens
 
     def begin(self, state: WindowState, features: Tensor, weights: Tensor) -> None:
         """Take the state that the first token was sampled from, and guess what follows it."""
         before = state.length - 1  # the first token's own number
-        state.feature.copy_(self.guided(features[:, -1:], before)[:, 0])
+        state.feature.copy_(self.guide_states(features[:, -1:], before)[:, 0])
         super().begin(state, features, weights)
 
     def renew(self, state: WindowState, newest: Tensor, back: int = 0) -> None:
@@ -90,7 +88,7 @@ class HeadWindow(InvariantWindow[Window]):
         """Draft behind what a pass made known, whose tokens are in place already."""
         index, length = self.ops.index, state.length
         size, none = self.geometry.nodes, self.head.config.vocab_size
-        guided = self.guided(features[:, :size], length)
+        guided = self.guide_states(features[:, :size], length)
         count = coupled.count.expand_as(length)  # one number for all, where nothing was drafted
         last = (count - 1).view(-1, 1, 1).expand(-1, 1, guided.shape[-1])
         state.feature.copy_(guided.gather(1, last).squeeze(1))

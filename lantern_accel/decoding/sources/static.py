@@ -83,12 +83,12 @@ class StaticDrafts(DrafterDrafts[ChainTree | StaticTree]):
 
     def draft(self, state: TreeState) -> DraftTree:
         """Catch up and propose a tree."""
-        uniforms = None if self.geometry.keyed else state.drawn()
+        uniforms = None if self.geometry.keyed else state.get_uniforms()
         ahead, features = self.catch_up(state)
         tokens, dists = [state.root.unsqueeze(1)], []
         used = 0
         for depth, width in enumerate(self.tables.max_children):
-            logits = self._guided(ahead, depth, features)
+            logits = self._guide(ahead, depth, features)
             groups = logits.shape[1]
             if self.choices.greedy:
                 picks = self.ops.best(logits, width)[1]
@@ -96,11 +96,11 @@ class StaticDrafts(DrafterDrafts[ChainTree | StaticTree]):
                 q = distribution(logits, self.filters)
                 if uniforms is None:
                     places = (state.length + (depth + 1)).unsqueeze(1).expand(-1, groups)
-                    picks = self.choices.ranked(q, places, width)
+                    picks = self.choices.rank(q, places, width)
                 else:
                     here = uniforms[:, used : used + groups * width].view(-1, groups, width)
                     used += groups * width
-                    picks = self.filters.draw(q, here)
+                    picks = self.filters.sample(q, here)
                     dists.append(q)
             codes = picks.flatten(1)
             tokens.append(codes)

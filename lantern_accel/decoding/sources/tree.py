@@ -65,7 +65,7 @@ class TreeState(State):
 
 
 @dataclass(frozen=True)
-class Kept:
+class CommittedPath:
     """What a step kept, before the state's length moves on; of ``D`` drafts at most.
 
     ``open`` bool ``[B]``: the image was not complete; ``path`` integer ``[B, D + 1]``: the nodes from
@@ -97,7 +97,7 @@ class TreeDrafts(DraftSource[Value, TreeState, DraftTree, Accepted]):
         self.topology = {} if tables is None else topology_of(tables, g.batch, device, index)
 
     @classmethod
-    def sized(cls, g: Geometry, value: Value, given: Sizing) -> Geometry:
+    def add_sizes(cls, g: Geometry, value: Value, given: Sizing) -> Geometry:
         g, longest = cls.columns(g, value), given.longest
         if longest is None:
             return g
@@ -136,11 +136,11 @@ class TreeDrafts(DraftSource[Value, TreeState, DraftTree, Accepted]):
         """
         g, v = self.geometry, self.verifying
         place = state.place_of[:, : slots - g.prefix] - state.length.unsqueeze(1)
-        place = v.branches.masked(place).unsqueeze(1)
+        place = v.branches.repeat_images(place).unsqueeze(1)
         # What is committed counts as the root, which all nodes see. Behind the nodes is more than 0.
         node = place.clamp(min=0, max=g.nodes - 1).expand(-1, g.nodes, -1)
         behind = (place - (g.nodes - 1)).clamp(min=0)
-        seen = v.branches.masked(tree.visible).gather(2, node) > behind
+        seen = v.branches.repeat_images(tree.visible).gather(2, node) > behind
         hidden = len(v.slots) - slots if slots == g.target_slots else 0
         return v.mask_of(state.prefix_mask, seen, hidden)
 
@@ -167,7 +167,7 @@ class TreeDrafts(DraftSource[Value, TreeState, DraftTree, Accepted]):
             return accept_greedy(drafted, logits, rule)
         if g.keyed:
             return accept_invariant(drafted, logits, session.choices, state.length)
-        uniforms, first = state.drawn(), g.draft_columns
+        uniforms, first = state.get_uniforms(), g.draft_columns
         tests, bonus = uniforms[:, first : first + g.test_columns], uniforms[:, -1]
         masked = self.verifying.guidance.masked
         return accept(drafted, logits, session.filters, rule, tests, bonus, masked=masked)
@@ -190,15 +190,15 @@ class TreeDrafts(DraftSource[Value, TreeState, DraftTree, Accepted]):
         state.tokens.scatter_(1, column, following)
         dropped = column[:, : g.depth] == g.tokens
         gained = judged.length + 1
-        self.after(state, Kept(open_, judged.path, following, gained, features))
+        self.after(state, CommittedPath(open_, judged.path, following, gained, features))
         length = (state.length + gained).clamp(max=g.tokens - 1)
         state.root.copy_(torch.where(open_, judged.bonus, state.root))
-        state.price.add_(judged.price.masked_fill(dropped, 0).sum(dim=1))
+        state.quality_loss.add_(judged.quality_loss.masked_fill(dropped, 0).sum(dim=1))
         put_first(state.last_path, judged.path)
         counted = torch.where(open_, judged.length, self.no_length)
         state.advance(length, length - state.length, open_, counted)
 
-    def after(self, state: TreeState, kept: Kept) -> None:
+    def after(self, state: TreeState, kept: CommittedPath) -> None:
         """Take note of what a step kept."""
 
     def _enter_slots(

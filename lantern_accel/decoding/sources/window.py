@@ -97,7 +97,7 @@ class RowCache:
         wide = state.row_keys.shape[2]
         # Read now: their writes need less than what is compared with them.
         rows = (state.row_keys, state.row_previous, state.row_tokens)
-        keys, previous, chosen = (self.ops.held(t).flatten(1).unsqueeze(1) for t in rows)
+        keys, previous, chosen = (self.ops.snapshot(t).flatten(1).unsqueeze(1) for t in rows)
         hit = keys == (places * self.vocab + left).unsqueeze(-1)
         age = (self.order + (self.passes - 1) - state.step % self.passes) % self.passes  # never < 0
         recent = 1 + age.unsqueeze(1).expand(-1, wide).flatten()
@@ -147,7 +147,7 @@ class WindowDrafts(DraftSource[Value, WindowState, Tensor, Coupled]):
         return value.fresh, value.passes
 
     @classmethod
-    def sized(cls, g: Geometry, value: Value, given: Sizing) -> Geometry:
+    def add_sizes(cls, g: Geometry, value: Value, given: Sizing) -> Geometry:
         fresh, passes = cls.window_of(value)
         reads, kept = fresh == "above", 0
         if given.longest is not None:
@@ -189,9 +189,9 @@ class WindowDrafts(DraftSource[Value, WindowState, Tensor, Coupled]):
         cells = place.clamp(max=g.tokens - 1)
         following = (cells + 1).clamp(max=g.tokens - 1)
         at = torch.where(place < last, g.prefix + place, seen - 1)
-        reach = v.branches.masked(place + g.prefix).unsqueeze(-1)
+        reach = v.branches.repeat_images(place + g.prefix).unsqueeze(-1)
         past = v.slots[g.prefix : g.prefix + last] <= reach
-        prompt, masked = state.prefix_mask, v.branches.masked
+        prompt, masked = state.prefix_mask, v.branches.repeat_images
         if v.ops.preferences.skips_finished_rows and g.batch > 1:
             open_ = masked(length).unsqueeze(1) < g.tokens - 1
             prompt, past = prompt & open_, past & open_.unsqueeze(1)
@@ -230,7 +230,7 @@ class WindowDrafts(DraftSource[Value, WindowState, Tensor, Coupled]):
         ``back``: of this step's uniforms those of this many steps before.
         """
 
-    def guided(self, features: Tensor, length: Tensor) -> Tensor:
+    def guide_states(self, features: Tensor, length: Tensor) -> Tensor:
         """Return guided states float32 ``[B, L, D]`` of rows ``[R, L, D]`` behind ``length [B]``."""
         scale = self.verifying.guidance.scale
         if scale is None:
@@ -293,11 +293,9 @@ class InvariantWindow(WindowDrafts[Value]):
             return Coupled(tokens, self.ahead)
         x = drafted[:, 1:]
         count = leading(x == tokens[:, :-1], x.dtype) + 1
-        return Coupled(self._recalled(state, drafted, tokens, count), count)
+        return Coupled(self._recall(state, drafted, tokens, count), count)
 
-    def _recalled(
-        self, state: WindowState, window: Tensor, tokens: Tensor, first: Tensor
-    ) -> Tensor:
+    def _recall(self, state: WindowState, window: Tensor, tokens: Tensor, first: Tensor) -> Tensor:
         """Take what earlier passes chose behind tokens that this one did not see; note what it chose.
 
         ``window [B, L]``: what the pass saw; ``tokens [B, L]``: what it chose; ``first [B]``: the first
@@ -323,8 +321,8 @@ class MaximalWindow(WindowDrafts[Value]):
     def renew(self, state: WindowState, newest: Tensor, back: int = 0) -> None:
         targets = newest.unsqueeze(1) + self.initial.ahead
         rows = self.initial.rows(None, targets)
-        here = state.drawn(back)[:, self.geometry.depth :][:, : targets.shape[1]]
-        drawn = self.filters.draw(rows, here)
+        here = state.get_uniforms(back)[:, self.geometry.depth :][:, : targets.shape[1]]
+        drawn = self.filters.sample(rows, here)
         state.tokens.scatter_(1, targets.clamp(max=self.geometry.tokens), drawn)
         self.ring.write(state.q, targets, rows)
 
@@ -335,6 +333,6 @@ class MaximalWindow(WindowDrafts[Value]):
         self.finite.note(p)
         q = self.ring.read(state.q, places[:, :-1])
         self.ring.write(state.q, places, p)
-        uniforms = state.drawn()
+        uniforms = state.get_uniforms()
         tests, draws = uniforms[:, : length - 1], uniforms[:, -length:]
-        return couple(drafted[:, 1:], p, q, tests, draws, draw=self.filters.draw)
+        return couple(drafted[:, 1:], p, q, tests, draws, draw=self.filters.sample)

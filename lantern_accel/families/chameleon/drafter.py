@@ -43,10 +43,8 @@ class ChameleonDrafter(CodeNetwork, EagleDrafter):
         self.make_layers()
         self.place_tables(torch.device("cpu"))
 
-    def beside(self, target: ChameleonGPT) -> ChameleonDrafter:
-        return self.resized(
-            **target.config.model_dump(include={"prefix_length", "height", "width"})
-        )
+    def for_target(self, target: ChameleonGPT) -> ChameleonDrafter:
+        return self.resize(**target.config.model_dump(include={"prefix_length", "height", "width"}))
 
     def embed(self, codes: Tensor) -> Tensor:
         out: Tensor = self.embed_tokens(codes)

@@ -28,11 +28,11 @@ class ChameleonText(PromptText[ChameleonManifest]):
 
     names: ClassVar[Mapping[str, str]] = NAMES
 
-    def known(self) -> Mapping[str, int]:
+    def get_token_ids(self) -> Mapping[str, int]:
         ids = self.manifest.ids.model_dump()
         return {name: ids[field] for field, name in self.names.items()}
 
-    def said(self, texts: Sequence[str], rows: int, columns: int) -> Sequence[str]:
+    def format_prompts(self, texts: Sequence[str], rows: int, columns: int) -> Sequence[str]:
         """Return what the model reads of each text: a Lumina's names the size, the width first."""
         if self.manifest.variant == "anole":
             return texts
@@ -47,7 +47,7 @@ class ChameleonText(PromptText[ChameleonManifest]):
         here (as LANTERN's parallel mode does), so that the grammar of what follows is known.
         """
         ids, start = self.manifest.ids, self.manifest.start(rows, columns)
-        said = self.said(texts, rows, columns)
+        said = self.format_prompts(texts, rows, columns)
         return [[ids.bos, *self.words(text), ids.end_of_turn, *start] for text in said]
 
 
@@ -66,7 +66,7 @@ class ChameleonFamily(VQFamily[ChameleonManifest], TokenFamily[ChameleonManifest
     pixels_at_once: ClassVar[int] = 512 * 512
     long_prompt = 256
     #: Hugging Face's files hold target and VQGAN together.
-    beside, vq_prefix, rules = layouts.BESIDE, layouts.VQ_PREFIX, layouts.BOTH_RULES
+    beside, vq_prefix, rules = layouts.SIDE_FILES, layouts.VQ_PREFIX, layouts.BOTH_RULES
 
     def tiny(self) -> ChameleonManifest:
         """Return a Lumina: rows end in newlines, and guidance branches have prompts of their own."""

@@ -35,7 +35,7 @@ DRAFTER_RULES: tuple[keys.Rule, ...] = (*RULES, (r"^tok_embeddings\.", "embed_to
 BOTH_RULES = {"target": RULES, "drafter": DRAFTER_RULES}
 #: Where Hugging Face's files keep the image tokenizer, and what each part's may hold for the other.
 VQ_PREFIX = "model.vqmodel."
-BESIDE = {
+SIDE_FILES = {
     "target": re.compile(r"^model\.vqmodel\."),
     "vq": re.compile(r"^(lm_head|model\.(embed_tokens|layers|norm))\."),
 }
@@ -75,7 +75,7 @@ def trunk_changes(checkpoint: Checkpoint, config: TrunkConfig) -> list[keys.Chan
 
     Raises :class:`CheckpointError` for another architecture, and for norms of several layouts.
     """
-    named = keys.renamed(checkpoint, RULES)
+    named = keys.rename_keys(checkpoint, RULES)
     if "layers.0.attention.qk_norm.weight" in named:
         return []
     if MARK not in named:
@@ -99,7 +99,7 @@ def trunk_changes(checkpoint: Checkpoint, config: TrunkConfig) -> list[keys.Chan
 
 def block_sizes(checkpoint: Checkpoint) -> dict[str, int]:
     """Return the sizes of the blocks, read off shapes."""
-    named = keys.renamed(checkpoint, RULES)
+    named = keys.rename_keys(checkpoint, RULES)
     return keys.trunk_sizes(checkpoint, named, checkpoint.shape(named[MARK])[-1])
 
 

@@ -157,7 +157,7 @@ class ChameleonGPT(CodeNetwork, TrunkTarget):
     def embed_prefix(self, condition: Tensor) -> Tensor:
         return self.tok_embeddings.tokens(condition)
 
-    def allowed(self) -> Allowed | None:
+    def allowed_codes(self) -> Allowed | None:
         """Return which codes each token may be: the newline where a row ends, and nowhere else."""
         c = self.config
         if c.newline is None:

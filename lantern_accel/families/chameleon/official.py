@@ -13,13 +13,13 @@ from typing import Any
 
 from lantern_accel.checkpoints.layouts import (
     check_sizes,
-    explained,
+    explain_sizes,
     find_file,
     folder_json,
     our_sizes,
 )
 from lantern_accel.checkpoints.weights import Checkpoint, has_weights, open_checkpoint
-from lantern_accel.errors import CheckpointError, shown
+from lantern_accel.errors import CheckpointError, show
 from lantern_accel.families.base import OTHER_DRAFTER, Found, Parts
 from lantern_accel.families.chameleon.drafter import ChameleonDrafterConfig
 from lantern_accel.families.chameleon.layouts import (
@@ -34,7 +34,7 @@ from lantern_accel.families.chameleon.text import ChameleonIds, ids_from_vocabul
 from lantern_accel.families.image_tokenizer import check_codebook, tokenizer_names, vq_sizes
 from lantern_accel.families.keys import check_usual, layout_of, open_model
 from lantern_accel.families.published import ModelEntry
-from lantern_accel.families.registry import ask_for_name, entry_at, parts_of, published
+from lantern_accel.families.registry import ask_for_name, entry_at, list_published, parts_of
 from lantern_accel.families.tokenizer import read_vocabulary
 from lantern_accel.nn.vq import VQConfig
 
@@ -46,7 +46,7 @@ _WHERE_VQ = "tokenizer/vqgan.ckpt of Chameleon's release"
 _WHERE_TEXT = "tokenizer/text_tokenizer.json of Chameleon's release"
 
 
-def said_of(weights: Path) -> dict[str, object]:
+def read_settings(weights: Path) -> dict[str, object]:
     """Return ``config.json`` or ``params.json`` next to weights, flat; {} without one."""
     folder = weights if weights.is_dir() else weights.parent
     found: dict[str, object] = {}
@@ -73,7 +73,7 @@ def target_config(
     """
     if (kind := config.get("model_type")) not in (None, "chameleon"):
         raise CheckpointError(
-            f"{checkpoint.path} is of the type {shown(kind)} by its configuration, and its tensors are "
+            f"{checkpoint.path} is of the type {show(kind)} by its configuration, and its tensors are "
             "Chameleon's, so the two are not of one model; fetch both again"
         )
     sizes = block_sizes(checkpoint)
@@ -105,10 +105,12 @@ def published_drafter(path: Path, target: ChameleonConfig) -> ChameleonDrafterCo
             f"supported; {OTHER_DRAFTER}"
         )
     said = {
-        name: value for name, value in _read_sizes(said_of(path)).items() if name != "max_positions"
+        name: value
+        for name, value in _read_sizes(read_settings(path)).items()
+        if name != "max_positions"
     }
     shared = target.model_dump(include=SHARED)
-    with explained(
+    with explain_sizes(
         f"the config.json of the drafter {path}", "take it from where the drafter is from"
     ):
         return ChameleonDrafterConfig(**sizes, **said, **shared, bias="fc.bias" in checkpoint)
@@ -129,7 +131,7 @@ def detect(path: Path, parts: Parts) -> Found[ChameleonManifest] | None:
     weights = _weights(path)
     if weights is None:
         return None
-    config = said_of(weights)
+    config = read_settings(weights)
     ours = config.get("model_type") == "chameleon" or weights.name == "consolidated.pth"
     opened = open_model(weights, SIGNATURES, ours=ours, whose="Chameleon")
     if opened is None or opened[1] == "drafter":
@@ -142,7 +144,7 @@ def detect(path: Path, parts: Parts) -> Found[ChameleonManifest] | None:
     elif entry is not None and entry.config["variant"] == "lumina":
         side = int(entry.config["pixels"]) // 16
     else:
-        names = [one.name for one in published() if one.config.get("variant") == "lumina"]
+        names = [one.name for one in list_published() if one.config.get("variant") == "lumina"]
         raise ask_for_name(path, "for which size of images this Lumina-mGPT was trained", names)
     files, missing = {"target": weights}, dict[str, str]()
     text = _text_tokenizer(path, parts)
@@ -166,7 +168,7 @@ def detect(path: Path, parts: Parts) -> Found[ChameleonManifest] | None:
         if text is None:  # how many image tokens there are, only the vocabulary says
             ids = ChameleonIds(image_codes=vq.codebook_size)
         check_codebook(vq_path, vq, path, ids.image_codes, _WHERE_VQ)
-    with explained(f"the parts of {path} are not of one model", "take them from one release"):
+    with explain_sizes(f"the parts of {path} are not of one model", "take them from one release"):
         target = target_config(checkpoint, config, ids, variant == "lumina", side)
         manifest = _manifest(_release(path).name, variant, ids, target, vq)
     return Found(manifest, files, parts, missing)
@@ -237,7 +239,7 @@ def _variant(
         return variant
     if config.get("model_type") == "chameleon":
         return "anole"
-    names = [one.name for one in published() if one.family == "chameleon"]
+    names = [one.name for one in list_published() if one.family == "chameleon"]
     raise ask_for_name(path, "whether it is Anole or Lumina-mGPT", names)
 
 

@@ -45,7 +45,7 @@ class Emu3Text(PromptText[Emu3Manifest]):
 
     read = staticmethod(read_either)
 
-    def known(self) -> Mapping[str, int]:
+    def get_token_ids(self) -> Mapping[str, int]:
         ids = self.manifest.ids
         known = (ids.pad, ids.bos, ids.begin, ids.image, ids.image_start, ids.image_end)
         return dict(zip((SPECIALS[0], BOS, BEGIN, *FRAME), known, strict=True))
@@ -92,7 +92,7 @@ class Emu3Family(VQFamily[Emu3Manifest], PromptedFamily[Emu3Manifest]):
     text_type, target_type, drafter_type = Emu3Text, ChameleonGPT, Emu3Drafter
     detect = staticmethod(official.detect)
     from_entry = staticmethod(official.published_manifest)
-    rules, beside, vq_prefix = official.RULES, official.BESIDE, official.IN_TARGET
+    rules, beside, vq_prefix = official.RULES, official.SIDE_FILES, official.IN_TARGET
     #: Activations of the image tokenizer are half a gigabyte for an image.
     pixels_at_once: ClassVar[int] = 720 * 720
 

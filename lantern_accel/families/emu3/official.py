@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lantern_accel.checkpoints.layouts import checkpoints_in, explained, find_file, folder_json
+from lantern_accel.checkpoints.layouts import checkpoints_in, explain_sizes, find_file, folder_json
 from lantern_accel.checkpoints.weights import Checkpoint, has_weights, open_checkpoint
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families import keys
@@ -45,13 +45,13 @@ SIGNATURES = (
     keys.Signature("transformers, in memory", {"model.text_model.embed_tokens.weight": 2}),
 )
 #: What one file holds for the other part, and what a training leaves in it.
-BESIDE = {
+SIDE_FILES = {
     "target": re.compile(r"^(model\.)?vqmodel\."),
     "vq": re.compile(r"^((model\.)?text_model|lm_head|loss|model_ema)\."),
 }
 IN_TARGET = r"(model\.)?vqmodel\."
 #: From transformers' names of the image tokenizer to the official ones.
-PICTURE_RULES: tuple[keys.Rule, ...] = (
+IMAGE_RULES: tuple[keys.Rule, ...] = (
     (r"\.(up|down)_block\.", "."),
     (r"\.middle_block\.attn_norm\.", ".mid.attn_1.norm."),
     (r"\.middle_block\.", ".mid."),
@@ -61,7 +61,7 @@ PICTURE_RULES: tuple[keys.Rule, ...] = (
 )
 RULES: dict[str, tuple[keys.Rule, ...]] = {
     "target": ((r"^(model\.)?text_model\.", ""), *keys.LLAMA),
-    "vq": PICTURE_RULES,
+    "vq": IMAGE_RULES,
 }
 #: What the official configuration classes take for what a file leaves out.
 _LLAMA: dict[str, object] = {
@@ -140,7 +140,7 @@ def manifest_of(checkpoint: Checkpoint, said: dict[str, Any]) -> Emu3Manifest:
     The image tokenizer's sizes are the published ones, or those of the configuration. Raises
     :class:`CheckpointError` where the two are not of one model.
     """
-    named = keys.renamed(checkpoint, RULES["target"])
+    named = keys.rename_keys(checkpoint, RULES["target"])
     path, text = checkpoint.path, said.get("text_config") or said
     given = {name: value for name, value in text.items() if value is not None}
     variant: Variant = "emu3.5" if "layers.0.attention.q_norm.weight" in named else "emu3"
@@ -159,7 +159,7 @@ def manifest_of(checkpoint: Checkpoint, said: dict[str, Any]) -> Emu3Manifest:
     ids = _check_ids(path, {**said, **given}, first)
     area = said.get("image_area") or GEN_AREA
     height, width = _usual_grid(variant, area, vq.downsample, sizes["max_positions"])
-    with explained(path, "its configuration is not of these weights"):
+    with explain_sizes(path, "its configuration is not of these weights"):
         target = Emu3Config(
             **sizes,
             image_first=first,
@@ -195,7 +195,7 @@ def _first_code(said: Mapping[str, Any]) -> int:
 
 
 def _check_ids(path: Path, said: Mapping[str, object], first: int) -> Emu3Ids:
-    with explained(f"the vocabulary of {path} has no place for Emu3's tokens", "use Emu3-Gen"):
+    with explain_sizes(f"the vocabulary of {path} has no place for Emu3's tokens", "use Emu3-Gen"):
         ids = Emu3Ids.before(first)
     by_order = ids.model_dump()
     for name, ours in _IDS.items():
@@ -217,7 +217,7 @@ def _vq_sizes(said: Mapping[str, Any], codes: int, variant: Variant) -> MoVQConf
     one = said.get("vq_config") or said
     sizes = {ours: one[theirs] for theirs, ours in _VQ.items() if theirs in one}
     halvings = round(math.log2(one.get("temporal_downsample_factor") or 4))
-    with explained("the image tokenizer's configuration", f"use {_whose(variant)}"):
+    with explain_sizes("the image tokenizer's configuration", f"use {_whose(variant)}"):
         return MoVQConfig(**{"codebook_size": codes, **sizes}, halvings=halvings)
 
 
@@ -257,7 +257,7 @@ def _add_image_tokenizer(
         )
         return
     checkpoint = open_checkpoint(path) if checkpoint is None else checkpoint
-    names = tokenizer_names(checkpoint, IN_TARGET, PICTURE_RULES)
+    names = tokenizer_names(checkpoint, IN_TARGET, IMAGE_RULES)
     vq: MoVQConfig | VQConfig
     if variant == "emu3.5":
         vq = vq_sizes(checkpoint, names, whose, l2_norm=False)

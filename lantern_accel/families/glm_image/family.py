@@ -23,7 +23,7 @@ from lantern_accel.families.glm_image.model import (
     GlmImageManifest,
     Marks,
 )
-from lantern_accel.families.glm_image.painting import paint
+from lantern_accel.families.glm_image.rendering import render_images
 from lantern_accel.families.glm_image.text import GlmImageText
 from lantern_accel.families.keys import Change, to_adjacent
 from lantern_accel.families.manifest import Manifest
@@ -41,9 +41,9 @@ class GlmImageFamily(PromptedFamily[GlmImageManifest]):
     text_type, target_type, vq_type = GlmImageText, GlmImageGPT, Codebook
     detect = staticmethod(official.detect)
     from_entry = staticmethod(official.published_manifest)
-    paint = staticmethod(paint)
+    render_images = staticmethod(render_images)
     #: One file holds all parts, and a half that reads images.
-    beside = official.BESIDE
+    beside = official.SIDE_FILES
     rules = official.RULES
 
     def changes(

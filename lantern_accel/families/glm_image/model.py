@@ -103,7 +103,7 @@ class GlmImageGPT(TrunkTarget):
         self.tok_embeddings = nn.Embedding(config.token_count, config.dim)
         self.make_layers()
         self.output = Projection(config.dim, config.head_rows, bias=False)
-        self.undrawn = config.head_rows - config.vocab_size
+        self.unsampled = config.head_rows - config.vocab_size
         self.place_tables(self.output.weight.device)
 
     def all_logits(self, features: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from lantern_accel.checkpoints.layouts import explained, find_file, folder_json, read_json
+from lantern_accel.checkpoints.layouts import explain_sizes, find_file, folder_json, read_json
 from lantern_accel.checkpoints.weights import Checkpoint, has_weights
 from lantern_accel.errors import CheckpointError, LanternWarning
 from lantern_accel.families import keys
@@ -41,7 +41,7 @@ CODEBOOK = "model.vqmodel.quantize.embedding.weight"
 CODEBOOK_RULES = ((r"^model\.vqmodel\.quantize\.", ""),)
 RULES = {"target": TARGET_RULES, "vq": CODEBOOK_RULES}
 #: What the file holds for another part: the half that reads images, the codebook, the target.
-BESIDE = {
+SIDE_FILES = {
     "target": re.compile(r"^model\.(visual|vqmodel)\."),
     "vq": re.compile(r"^(?!model\.vqmodel\.quantize\.embedding\.)"),
 }
@@ -116,7 +116,7 @@ def manifest_of(
     :class:`CheckpointError` where the two are not of one model.
     """
     path = checkpoint.path
-    with explained(path, "its configuration is not of these weights"):
+    with explain_sizes(path, "its configuration is not of these weights"):
         target = _target(checkpoint, said)
         known = checkpoint.shape(CODEBOOK) if CODEBOOK in checkpoint else (target.vocab_size, 2048)
         vq = CodebookConfig(codebook_size=known[0], codebook_dim=known[1])
@@ -134,7 +134,9 @@ def _target(checkpoint: Checkpoint, said: dict[str, Any]) -> GlmImageConfig:
     given = {k: v for k, v in (said.get("text_config") or {}).items() if v is not None}
     # Where another form of the file repeats the rotation, there is one kind alone.
     given.pop("rope_scaling", None)
-    sizes = keys.llama_sizes(checkpoint, keys.renamed(checkpoint, TARGET_RULES), {**_TEXT, **given})
+    sizes = keys.llama_sizes(
+        checkpoint, keys.rename_keys(checkpoint, TARGET_RULES), {**_TEXT, **given}
+    )
     sizes["n_kv_head"] = sizes["n_kv_head"] or sizes["n_head"]
     rope = given.get("rope_parameters") or {}
     codes = (said.get("vq_config") or {}).get("num_embeddings")

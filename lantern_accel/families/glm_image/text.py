@@ -29,7 +29,7 @@ class GlmImageText(PromptText[GlmImageManifest]):
     def __init__(self, path: Path, manifest: GlmImageManifest) -> None:
         super().__init__(path, manifest)
         #: diffusers' pipeline of the diffusion half, once it was needed.
-        self.painter: object = None
+        self.renderer: object = None
 
     def marks(self) -> Sequence[str]:
         marks = self.manifest.ids

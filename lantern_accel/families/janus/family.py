@@ -42,7 +42,7 @@ class JanusFamily(VQFamily[JanusManifest], PromptedFamily[JanusManifest]):
     manifest_type: ClassVar[type[Manifest]] = JanusManifest
     text_type, target_type, vq_type = JanusText, JanusGPT, VQModel
     #: One file holds all parts, and a half that reads images.
-    beside = official.BESIDE
+    beside = official.SIDE_FILES
     rules = official.RULES
     detect = staticmethod(official.detect)
     from_entry = staticmethod(official.published_manifest)

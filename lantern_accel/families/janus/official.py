@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from lantern_accel.checkpoints.layouts import explained, find_file, folder_json
+from lantern_accel.checkpoints.layouts import explain_sizes, find_file, folder_json
 from lantern_accel.checkpoints.weights import Checkpoint, has_weights
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families import keys
@@ -38,8 +38,8 @@ TARGET_RULES: tuple[keys.Rule, ...] = (
     *keys.LLAMA,
 )
 #: Of the image tokenizer, which has LlamaGen's tensors.
-PICTURE_RULES = ((r"^(gen_vision_model|model\.vqmodel)\.", ""), *VQ_RULES, LOWEST_FIRST)
-RULES = {"target": TARGET_RULES, "vq": PICTURE_RULES}
+IMAGE_RULES = ((r"^(gen_vision_model|model\.vqmodel)\.", ""), *VQ_RULES, LOWEST_FIRST)
+RULES = {"target": TARGET_RULES, "vq": IMAGE_RULES}
 _HINT = "Janus-Pro-1B, Janus-Pro-7B and Janus-1.3B hold all that is needed"
 _FLOWS = f"is JanusFlow, which generates by flow matching and not token by token; {_HINT}"
 _READS = (
@@ -60,7 +60,7 @@ SIGNATURES = (
     keys.Signature("Hugging Face", {"model.vision_model.": 0, _HF_WORDS: 2}, (_HF_CODES,), _READS),
 )
 #: What files hold for another part: the half that reads images, the image tokenizer, the target.
-BESIDE = {
+SIDE_FILES = {
     "target": re.compile(
         r"^(gen_vision_model|vision_model|aligner|language_model\.lm_head)\.|"
         r"^(lm_head|model\.(vqmodel|vision_model|aligner))\."
@@ -111,11 +111,11 @@ def manifest_of(
     ``ids``: the tokenizer's; None: as the configuration says. Raises :class:`CheckpointError` where the
     two are not of one model.
     """
-    vq = vq_sizes(checkpoint, keys.renamed(checkpoint, PICTURE_RULES), "Janus's image tokenizer")
+    vq = vq_sizes(checkpoint, keys.rename_keys(checkpoint, IMAGE_RULES), "Janus's image tokenizer")
     llama = said.get("language_config") or said.get("text_config") or {}
     target = target_config(checkpoint, llama, _grid(checkpoint, said))
     path = checkpoint.path
-    with explained(f"the parts of {path} are not of one model", "take them from one release"):
+    with explain_sizes(f"the parts of {path} are not of one model", "take them from one release"):
         return JanusManifest(
             name=path.absolute().name if path.is_dir() else path.stem,
             ids=ids or JanusIds(**_ids_of_config(said)),
@@ -127,11 +127,11 @@ def manifest_of(
 
 def target_config(checkpoint: Checkpoint, llama: dict[str, object], grid: int) -> JanusConfig:
     """Return the target's sizes: shapes first, the configuration for what they cannot say."""
-    named = keys.renamed(checkpoint, TARGET_RULES)
+    named = keys.rename_keys(checkpoint, TARGET_RULES)
     given = {k: v for k, v in llama.items() if v is not None}
     sizes = keys.llama_sizes(checkpoint, named, {**_LLAMA, **given})
     codes, code_dim = keys.matrix_shape(checkpoint, named, "gen_embed.weight")
-    with explained(checkpoint.path, "its configuration is not of these weights"):
+    with explain_sizes(checkpoint.path, "its configuration is not of these weights"):
         return JanusConfig(
             **sizes,
             vocab_size=codes,

@@ -18,7 +18,7 @@ from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.drafter import EagleDrafter, EagleSizes
 from lantern_accel.nn.rotary import GridNetwork
 from lantern_accel.nn.sizes import GridSizes
-from lantern_accel.nn.transformer import REFERENCE, RMSNorm, described
+from lantern_accel.nn.transformer import REFERENCE, RMSNorm, plan_blocks
 
 
 class DrafterConfig(EagleSizes, GridSizes):
@@ -55,12 +55,12 @@ class LlamaGenDrafter(GridNetwork, EagleDrafter):
 
     @property
     def stack(self) -> DraftStack | None:
-        blocks = described(self.layers)
+        blocks = plan_blocks(self.layers)
         if blocks is None:
             return None
-        norms = tuple(norm.described() for norm in self.tap_norms if isinstance(norm, RMSNorm))
-        fuse = None if self.fuse is None else self.fuse.described()
-        return DraftStack(self.embed_tokens.weight, norms, fuse, self.fc.described(), blocks)
+        norms = tuple(norm.to_plan() for norm in self.tap_norms if isinstance(norm, RMSNorm))
+        fuse = None if self.fuse is None else self.fuse.to_plan()
+        return DraftStack(self.embed_tokens.weight, norms, fuse, self.fc.to_plan(), blocks)
 
     def embed(self, codes: Tensor) -> Tensor:
         return F.embedding(codes, self.embed_tokens.weight)

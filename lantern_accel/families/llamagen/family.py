@@ -11,7 +11,7 @@ import torch
 from lantern_accel.bounds import whole
 from lantern_accel.checkpoints.layouts import read_json
 from lantern_accel.checkpoints.loading import without_data
-from lantern_accel.errors import ModelError, RequestError, shown
+from lantern_accel.errors import ModelError, RequestError, show
 from lantern_accel.families.base import (
     Adapt,
     Conditions,
@@ -68,7 +68,7 @@ class LlamaGenFamily(VQFamily[LlamaGenManifest]):
     pixels_at_once: ClassVar[int] = 128 * 128
     to_uint8 = staticmethod(pixels_to_uint8)
 
-    def sized(
+    def manifest_of_size(
         self, name: str, values: Mapping[str, object] | None = None
     ) -> LlamaGenManifest | None:
         """Return ``llamagen-SIZE-PIXELS``, or a target's configuration from a file."""
@@ -211,6 +211,6 @@ def _class_id(prompt: Prompt, classes: int, name: str) -> int:
     value = whole(prompt.strip()) if isinstance(prompt, str) else prompt
     if value is None or not 0 <= value < classes:
         raise RequestError(
-            f"the model {name!r} takes class ids from 0 to {classes - 1}, not {shown(prompt)}"
+            f"the model {name!r} takes class ids from 0 to {classes - 1}, not {show(prompt)}"
         )
     return value

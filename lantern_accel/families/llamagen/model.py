@@ -20,7 +20,7 @@ from lantern_accel.families.target import TrunkTarget
 from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.rotary import GridNetwork
 from lantern_accel.nn.sizes import GridSizes
-from lantern_accel.nn.transformer import REFERENCE, Projection, described
+from lantern_accel.nn.transformer import REFERENCE, Projection, plan_blocks
 
 
 class LlamaGenConfig(GridSizes):
@@ -99,11 +99,11 @@ class LlamaGenGPT(GridNetwork, TrunkTarget):
 
     @property
     def stack(self) -> Stack | None:
-        blocks = described(self.layers)
+        blocks = plan_blocks(self.layers)
         if blocks is None:
             return None
-        table, norm, head = self.tok_embeddings.weight, self.norm.described(), self.output
-        return Stack(table, blocks, norm, head.described())
+        table, norm, head = self.tok_embeddings.weight, self.norm.to_plan(), self.output
+        return Stack(table, blocks, norm, head.to_plan())
 
     def embed_prefix(self, condition: Tensor) -> Tensor:
         """Embed caption features ``[R, prefix, caption_dim]`` or class ids ``[R]``: [R, prefix, D]."""

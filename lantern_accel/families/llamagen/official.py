@@ -24,7 +24,7 @@ from lantern_accel.families.llamagen.drafter import DrafterConfig
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import SHAPES, LlamaGenConfig, llamagen_config
 from lantern_accel.families.published import ModelEntry
-from lantern_accel.families.registry import ask_for_name, entries_like, parts_of, published
+from lantern_accel.families.registry import ask_for_name, entries_like, list_published, parts_of
 from lantern_accel.nn.vq import VQConfig
 from lantern_accel.strategy.choose import ModelDefaults
 from lantern_accel.strategy.values import Sampling
@@ -148,7 +148,7 @@ def published_drafter(path: Path, target: LlamaGenConfig) -> DrafterConfig:
     """
     advice = "take it from where the drafter is from"
     checkpoint, said = check_part("drafter", path), layouts.config_of(path)
-    named = keys.renamed(checkpoint, DRAFTER_RULES)
+    named = keys.rename_keys(checkpoint, DRAFTER_RULES)
     vocab, dim = keys.matrix_shape(checkpoint, named, "embed_tokens.weight")
     ffn = keys.matrix_shape(checkpoint, named, "layers.0.feed_forward.w1.weight")[0]
     layers = keys.layer_count(named)
@@ -166,7 +166,7 @@ def published_drafter(path: Path, target: LlamaGenConfig) -> DrafterConfig:
     layouts.check_sizes(
         f"the drafter {path}", said, {"dim": dim, "vocab_size": vocab, "ffn_dim": ffn}
     )
-    with layouts.explained(f"the config.json of the drafter {path}", advice):
+    with layouts.explain_sizes(f"the config.json of the drafter {path}", advice):
         return DrafterConfig(
             dim=dim,
             n_head=heads,
@@ -306,7 +306,7 @@ def target_config(path: Path, entry: ModelEntry | None = None) -> LlamaGenConfig
     something cannot be determined, with what to write where.
     """
     checkpoint = open_checkpoint(path)
-    named = keys.renamed(checkpoint, keys.LLAMA)
+    named = keys.rename_keys(checkpoint, keys.LLAMA)
     said, layers = _read_sizes(path, checkpoint), keys.layer_count(named)
     (vocab, dim), _, (ffn, _) = (
         keys.matrix_shape(checkpoint, named, name)
@@ -341,7 +341,7 @@ def target_config(path: Path, entry: ModelEntry | None = None) -> LlamaGenConfig
         )
     values["n_head"] = said.get("n_head", heads)
     values["grid"] = _grid(path, said, values, entry)
-    with layouts.explained(path, "its configuration is not of these weights"):
+    with layouts.explain_sizes(path, "its configuration is not of these weights"):
         return LlamaGenConfig.model_validate(values)
 
 
@@ -380,7 +380,7 @@ def _grid(
     kinds = (values["conditioning"], values["n_layer"], values["dim"])
     known = {
         one.name: one.config["pixels"]
-        for one in published()
+        for one in list_published()
         if one.family == "llamagen"
         and kinds == (one.config["conditioning"], *SHAPES[one.config["size"]][::2])
     }

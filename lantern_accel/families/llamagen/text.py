@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.errors import LanternWarning, RequestError, shown
+from lantern_accel.errors import LanternWarning, RequestError, show
 from lantern_accel.families.base import TextSource
 from lantern_accel.families.llamagen.taught import Taught
 from lantern_accel.families.llamagen.words import normalise
@@ -98,7 +98,7 @@ def tokenize(
         tokens = tokenizer.encode(normalise(prompt)).ids
         if all(t == UNKNOWN_ID for t in tokens):
             raise RequestError(
-                f"the prompt {shown(prompt)} has no word that this model knows; describe a thing in "
+                f"the prompt {show(prompt)} has no word that this model knows; describe a thing in "
                 "English, such as 'red heart'"
             )
         if len(tokens) > config.prefix_length:

@@ -27,7 +27,7 @@ class Lumina2Text(ChameleonText):
 
     names = NAMES
 
-    def said(self, texts: Sequence[str], rows: int, columns: int) -> Sequence[str]:
+    def format_prompts(self, texts: Sequence[str], rows: int, columns: int) -> Sequence[str]:
         return instructions(texts, rows, columns)
 
 
@@ -43,7 +43,7 @@ class Lumina2Family(ChameleonFamily):
     to_uint8 = staticmethod(nearest_uint8)
     #: The image decoder's file is of a training, which may leave more in it.
     beside: ClassVar[dict[str, re.Pattern[str]]] = {
-        **layouts.BESIDE,
+        **layouts.SIDE_FILES,
         "vq": re.compile(r"^(?!(encoder|decoder|quantize|quant_conv|post_quant_conv)\.)"),
     }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lantern_accel.checkpoints.layouts import explained, folder_json
+from lantern_accel.checkpoints.layouts import explain_sizes, folder_json
 from lantern_accel.checkpoints.weights import SUFFIXES, Checkpoint, has_weights, open_checkpoint
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families import keys
@@ -82,7 +82,7 @@ def detect(path: Path, parts: Parts) -> Found | None:
     else:
         files["vq"] = vq_path
         vq = _vq_config(vq_path, ids)
-    with explained(f"the parts of {path} are not of one model", "take them from one release"):
+    with explain_sizes(f"the parts of {path} are not of one model", "take them from one release"):
         target = _target(checkpoint, said, ids)
         manifest = Lumina2Manifest(
             name=folder.absolute().name,

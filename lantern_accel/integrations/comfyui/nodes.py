@@ -17,7 +17,7 @@ from lantern_accel.bounds import MOST_CODES, MOST_IMAGES, MOST_SCALE, MOST_SEED,
 from lantern_accel.device.backend import DTYPES
 from lantern_accel.device.plugins import backend_specs, choose_device
 from lantern_accel.errors import ModelError, RequestError
-from lantern_accel.families.registry import published
+from lantern_accel.families.registry import list_published
 from lantern_accel.generation.settings import check_prompts, read_settings
 from lantern_accel.memory.limits import weights_bytes
 from lantern_accel.models.bundle import bundled_models
@@ -127,7 +127,7 @@ class LoadModel:
     @classmethod
     def INPUT_TYPES(cls) -> Inputs:
         """Return the inputs; the list of models has those that are here."""
-        here = [*bundled_models(), *(one.name for one in published() if at_hand(one))]
+        here = [*bundled_models(), *(one.name for one in list_published() if at_hand(one))]
         cost = "Quantized weights take less memory; what they cost is measured."
         folder = (
             "In place of the model above: a folder of weights, or a published model, fetched once."

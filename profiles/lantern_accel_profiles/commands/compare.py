@@ -13,7 +13,7 @@ import typer
 
 from lantern_accel import bounds
 from lantern_accel.cli.console import say, warn
-from lantern_accel.errors import RequestError, did_you_mean, shown
+from lantern_accel.errors import RequestError, did_you_mean, show
 from lantern_accel_profiles.commands.tables import show_markdown
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def read_amount(option: str, word: str) -> tuple[float, str]:
         one = ", or as NAME=900EUR for one run alone" if option != "--power" else ""
         like = "0.30EUR" if option == "--power" else "900EUR"
         raise RequestError(
-            f"{option} {shown(word)} is not an amount with its currency; write it as {like}{one}"
+            f"{option} {show(word)} is not an amount with its currency; write it as {like}{one}"
         )
     return amount, found["unit"]
 
@@ -210,7 +210,7 @@ def read_amounts(
         if name and len(mine) != 1:
             which = "names several runs" if mine else "names no run"
             raise RequestError(
-                f"{option} {shown(word)}: {shown(name)} {which}"
+                f"{option} {show(word)}: {show(name)} {which}"
                 f"{did_you_mean(name, sorted(set().union(*called)))}; give a run a name with NAME=FILE"
             )
         amounts |= {run.name: amount for run in mine}

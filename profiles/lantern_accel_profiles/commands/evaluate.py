@@ -20,7 +20,7 @@ from lantern_accel_profiles.commands.tables import show_markdown
 
 if TYPE_CHECKING:
     from lantern_accel.generation.pipeline import Pipeline
-    from lantern_accel_profiles.evaluation.suite.drawing import SuiteRequest
+    from lantern_accel_profiles.evaluation.suite.generation import SuiteRequest
 
 SUITES = ("coco", "imagenet", "prompts")
 #: Options that the request takes as they are.
@@ -192,7 +192,7 @@ def _read(asked: SuiteOptions, images: Path | None, output: Path) -> partial[Sui
     ``images``: the folder of the captions' images.
     """
     from lantern_accel_profiles.evaluation.suite.captions import Captioned, read_captions
-    from lantern_accel_profiles.evaluation.suite.drawing import SuiteRequest
+    from lantern_accel_profiles.evaluation.suite.generation import SuiteRequest
     from lantern_accel_profiles.evaluation.suite.networks import read_given
     from lantern_accel_profiles.evaluation.suite.protocol import PROTOCOLS, USUAL
 
@@ -266,7 +266,7 @@ def _request(
 ) -> SuiteRequest:
     """Return the suite's request on a loaded model, its strategies resolved and tried."""
     from lantern_accel_profiles.evaluation.suite.captions import class_prompts
-    from lantern_accel_profiles.evaluation.suite.drawing import choose_strategies
+    from lantern_accel_profiles.evaluation.suite.generation import choose_strategies
 
     target, known = pipeline.model.manifest.target, ready.keywords
     of_classes = getattr(target, "conditioning", "text") == "class"

@@ -63,13 +63,13 @@ def stepcost(
     counts = whole_numbers("--nodes", [nodes], 2, bounds.MOST_NODES)
     places = numbers("--at", [at], 0, 1)
     with open_backend(on.device, on.options) as backend:
-        from lantern_accel.families.random_weights import sized
+        from lantern_accel.families.random_weights import manifest_of_size
         from lantern_accel_profiles.measure.run import command_of
         from lantern_accel_profiles.measure.steps import measure
 
         run = measure(
             backend,
-            sized(size),
+            manifest_of_size(size),
             strategy=strategy,
             drafts=drafts,
             dtype=dtype,

@@ -67,14 +67,14 @@ def tune(
         if output is not None:
             write_json(output, search.dump(choices))
     if tree:
-        return _tell_tree(choices[0])
+        return _print_tree(choices[0])
     for size, choice in zip(sizes, choices, strict=True):
         speed = f"{describe_auto(choice.strategy)}; measured {choice.speedup:.2f}x plain decoding"
         say(speed, label=f"batch {size}", style="bold green")
     say(str(choices_dir()), label="stored in", style="bold")
 
 
-def _tell_tree(found: Choice) -> None:
+def _print_tree(found: Choice) -> None:
     """Print the chosen tree, its acceptance rates, and where it is stored."""
     from lantern_accel.strategy.choices import choice_path
 

@@ -20,9 +20,9 @@ from lantern_accel_profiles.evaluation.schema import (
     Interchange,
     StrategyDistance,
 )
+from lantern_accel_profiles.quality.exact_loss import exact_costs
 from lantern_accel_profiles.quality.features import EfficientNetLite0, in_parts
-from lantern_accel_profiles.quality.interval import mean, paired, share
-from lantern_accel_profiles.quality.pricing import exact_costs
+from lantern_accel_profiles.quality.interval import estimate_paired, mean, share
 from lantern_accel_profiles.quality.scoring import tokens_of
 from lantern_accel_profiles.quality.set_metrics import kernel_distance, permutation_test
 
@@ -126,7 +126,9 @@ def default_point(points: Sequence[FrontierPoint], name: str) -> FrontierPoint:
         raise ValueError(f"no point of {name!r} moves less than {MOST_MOVED} of a token's mass")
     best = max(open_, key=lambda p: p.step_compression.value)
     for point in open_:
-        ahead = paired(share, point.steps, best.steps)  # fewer steps are more tokens per step
+        ahead = estimate_paired(
+            share, point.steps, best.steps
+        )  # fewer steps are more tokens per step
         if point is best or ahead.low <= 1:
             return point
     return best
@@ -152,12 +154,12 @@ def frontier(
             )
             count = made.tokens.shape[1]
             steps += made.steps.tolist()
-            moved += (made.price.double() / count).tolist()
+            moved += (made.quality_loss.double() / count).tolist()
         gained = [float(count - 1)] * len(steps)
         points.append(
             FrontierPoint(
                 strategy=strategy,
-                step_compression=paired(share, gained, steps),
+                step_compression=estimate_paired(share, gained, steps),
                 total_variation_per_token=mean(moved),
                 steps=steps,
                 images=len(steps),
@@ -175,7 +177,7 @@ def frontier(
 # --- distances ------------------------------------------------------------------------------------
 
 
-def _draw(
+def _generate(
     pipeline: Pipeline,
     prompts: Sequence[str | int],
     strategy: Strategy,
@@ -196,12 +198,12 @@ def distances(
 ) -> list[StrategyDistance]:
     """Compare each strategy with plain decoding; the first row is vanilla under another seed."""
     vanilla = pipeline.strategy("vanilla")
-    base, _ = _draw(pipeline, prompts, vanilla, seed)
-    greedy, greedy_tokens = _draw(pipeline, prompts, vanilla, seed, temperature=0.0)
+    base, _ = _generate(pipeline, prompts, vanilla, seed)
+    greedy, greedy_tokens = _generate(pipeline, prompts, vanilla, seed, temperature=0.0)
     vectors = net.vectors(base) if net is not None else None
     rows = []
     for strategy in [vanilla, *named]:
-        images, _ = _draw(pipeline, prompts, strategy, seed + 1)
+        images, _ = _generate(pipeline, prompts, strategy, seed + 1)
         kid, p_value, detectable = None, None, None
         if net is not None and vectors is not None:
             drawn = net.vectors(images)
@@ -209,7 +211,7 @@ def distances(
             p_value, detectable = permutation_test(drawn, vectors)
         relaxed, tokens = greedy, greedy_tokens
         if strategy is not vanilla:
-            relaxed, tokens = _draw(pipeline, prompts, strategy, seed, temperature=0.0)
+            relaxed, tokens = _generate(pipeline, prompts, strategy, seed, temperature=0.0)
         gap = None
         if net is not None:
             gap = float(in_parts(net.distance, to_pixels(relaxed), to_pixels(greedy)).mean())

@@ -30,7 +30,7 @@ from lantern_accel_profiles.evaluation.schema import (
     StrategyDistance,
     Suite,
 )
-from lantern_accel_profiles.evaluation.suite.drawing import SuiteRequest
+from lantern_accel_profiles.evaluation.suite.generation import SuiteRequest
 from lantern_accel_profiles.evaluation.suite.run import SuiteRun
 from lantern_accel_profiles.evaluation.tables import write_tables
 from lantern_accel_profiles.quality.features import MEASURES, MISSING, is_there, load_network
@@ -133,7 +133,7 @@ class Evaluator:
     def _read(self, split: str) -> ImageSet:
         """Return captioned images of a split; your own folder counts as held out."""
         model, count = self.pipeline.model, self.settings.images
-        manifest, picture = model.manifest, model.family.picture(model.manifest)
+        manifest, picture = model.manifest, model.family.image_size(model.manifest)
         if self.images is not None:
             if split != "heldout":
                 raise _Unmeasured("a folder of images has no training part")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lantern_accel.device.conformance import Report as ConformanceReport
 from lantern_accel.errors import RequestError
-from lantern_accel.store import read_json, validated
+from lantern_accel.store import read_json, validate_file
 from lantern_accel_profiles.measure.record import Cell, LoadCell, Run, is_measured
 from lantern_accel_profiles.store import from_data
 
@@ -28,7 +28,7 @@ def read_file(path: Path) -> Run | ConformanceReport:
     """Read a run or a conformance report; raises RequestError."""
     data = read_json(path)
     if {"outcomes", "backend_version"} <= data.keys():
-        return validated(ConformanceReport, path, data)
+        return validate_file(ConformanceReport, path, data)
     if data.get("kind") == "lantern_accel.comparison":
         raise RequestError(
             f"{path} is a report of `lantern-accel compare`; name the runs that it was made from"

@@ -29,8 +29,8 @@ from lantern_accel.strategy.values import AUTO, Strategy, Window
 from lantern_accel_profiles import store
 from lantern_accel_profiles.measure import environment, samples
 from lantern_accel_profiles.measure.ceilings import check_stopwatch, measure_ceilings
-from lantern_accel_profiles.measure.price import QualityStudy, images_for
 from lantern_accel_profiles.measure.prompts import prompts_of
+from lantern_accel_profiles.measure.quality_loss import QualityStudy, images_for
 from lantern_accel_profiles.measure.reading import clock_fault
 from lantern_accel_profiles.measure.record import (
     WARMUPS,
@@ -62,7 +62,7 @@ USUAL = (AUTO, "eagle", "eagle2", "lantern", "lantern++", "scd")
 class ProfileRequest:
     """What a run is asked to measure; ``conform`` checks the backend, None leaves that out.
 
-    ``window``: somebody chose the length of windows, so that batches do not shorten them; ``wait``:
+    ``window``: somebody chose the length of windows, so that batches do not show them; ``wait``:
     seconds that other programs of the machine have to end.
     """
 
@@ -122,7 +122,7 @@ def choose_strategies(
     for temperature in temperatures:
         sampling = pipeline.sampling(temperature=temperature)
         for one in found:
-            pipeline.engines.check(pipeline.measurements.tuned(one, 1, sampling), sampling)
+            pipeline.engines.check(pipeline.measurements.tune_strategy(one, 1, sampling), sampling)
     return found
 
 
@@ -300,7 +300,7 @@ class Profiler(Measurement):
     def _strategies(self, temperature: float, batch: int) -> list[Strategy]:
         """Return the wanted strategies as a request would have them: trees tuned, windows fitted."""
         sampling = self.pipeline.sampling(temperature=temperature)
-        tuned, asked = self.pipeline.measurements.tuned, self.request.window  # which stays
+        tuned, asked = self.pipeline.measurements.tune_strategy, self.request.window  # which stays
         return [
             one if asked and one.drafts.kind == "window" else tuned(one, batch, sampling)
             for one in self.request.strategies
@@ -323,7 +323,7 @@ class Profiler(Measurement):
 
     def measure(self) -> Run:
         """Measure what the file does not hold yet; raises as :meth:`session`."""
-        complete = all(map(self._is_done, self.cells)) and not self._list_unpriced()
+        complete = all(map(self._is_done, self.cells)) and not self._list_without_loss()
         if complete and self.run.state == "complete":
             self.say("the run is complete already")
             return self.run
@@ -349,7 +349,7 @@ class Profiler(Measurement):
             for batch in request.batches:
                 here = [c for c in self.cells if (c.batch, c.temperature) == (batch, temperature)]
                 self._group([cell for cell in here if not self._is_done(cell)])
-            self._price(temperature)
+            self._measure_loss(temperature)
         if request.trace is not None:
             # One image, where there is such a cell; auto, where it is among them.
             cell = min(self.cells[::-1], key=lambda one: (one.batch, one.strategy.name != AUTO))
@@ -427,26 +427,26 @@ class Profiler(Measurement):
 
     # --- quality -------------------------------------------------------------------------------
 
-    def _list_unpriced(self) -> list[Cell]:
+    def _list_without_loss(self) -> list[Cell]:
         """Return relaxed cells whose quality loss is missing, or lacks images or a package."""
         images = self.request.plan.quality_images
 
         def open_(cell: Cell) -> bool:
-            price = self.run.quality_of(cell)
-            if price is None or price.images < images:
+            quality_loss = self.run.quality_of(cell)
+            if quality_loss is None or quality_loss.images < images:
                 return True
-            return isinstance(price.distance, str) and is_there()
+            return isinstance(quality_loss.distance, str) and is_there()
 
         return [cell for cell in self.cells if images and cell.relaxed and open_(cell)]
 
     def _count_relaxed(self, temperature: float) -> int:
         """Return how many relaxed strategies wait for their quality loss at one temperature."""
-        waiting = [cell for cell in self._list_unpriced() if cell.temperature == temperature]
+        waiting = [cell for cell in self._list_without_loss() if cell.temperature == temperature]
         return len({cell.strategy.model_dump_json() for cell in waiting})
 
-    def _price(self, temperature: float) -> None:
+    def _measure_loss(self, temperature: float) -> None:
         """Measure the quality loss of every relaxed strategy at one temperature; make the sheet."""
-        unpriced = [c for c in self._list_unpriced() if c.temperature == temperature]
+        unpriced = [c for c in self._list_without_loss() if c.temperature == temperature]
         if not unpriced:
             return
         images = self.request.plan.quality_images
@@ -454,13 +454,13 @@ class Profiler(Measurement):
         pieces = images_for(self._count_relaxed(temperature), images)
         began = time.perf_counter()
 
-        def tell(text: str) -> None:
+        def report(text: str) -> None:
             each = (time.perf_counter() - began) / max(study.drawn, 1)
             left = about(each * max(pieces - study.drawn, 0))
             self.say(f"{text}; {left} left" if study.drawn else text)
 
         study = QualityStudy(
-            self.pipeline, self.prompts, images, self.request.seed, temperature, tell
+            self.pipeline, self.prompts, images, self.request.seed, temperature, report
         )
         every = [s for batch in self.request.batches for s in self._strategies(temperature, batch)]
         for strategy in dict.fromkeys(every):

@@ -172,12 +172,12 @@ def _step_ms(
         done, seconds = pipeline.decode_only(texts, cell.strategy, sampling, 0)
         return seconds, max(int(done.steps.max()), 1)
 
-    apart = cell.captured and all(one.timed() is not None for one in ready.replays)
+    apart = cell.captured and all(one.time_phases() is not None for one in ready.replays)
     if apart:
         sums = dict.fromkeys(STEP_PHASES, 0.0)
 
         def add_times(part: Replay) -> None:
-            for name, seconds in (part.timed() or {}).items():
+            for name, seconds in (part.time_phases() or {}).items():
                 sums[name] = sums.get(name, 0.0) + seconds
 
         functions = ready.engine.functions

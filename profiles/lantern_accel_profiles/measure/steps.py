@@ -22,7 +22,7 @@ import torch
 
 from lantern_accel.decoding.sources.tree import TreeState
 from lantern_accel.decoding.trees import DraftTree, topology_of
-from lantern_accel.device.backend import Backend, dtype_policy, recorded
+from lantern_accel.device.backend import Backend, dtype_policy, record_replay
 from lantern_accel.device.capture import Replay
 from lantern_accel.device.context import inference
 from lantern_accel.errors import DoesNotFitError, RequestError
@@ -95,7 +95,7 @@ class StepTimer:
         function = partial(engine.step, slots) if made is None else made(slots)
         with LaunchCounter() as counter:
             function()
-        self.replay: Replay = recorded(backend, function, cell.kind)
+        self.replay: Replay = record_replay(backend, function, cell.kind)
         self.replay.expect(1000)
         cell.operators, cell.captured = counter.count, self.replay.captured
         cell.capture_seconds, cell.capture_bytes = self.replay.seconds, self.replay.nbytes
@@ -161,7 +161,7 @@ class StepTimer:
     def phase_ms(self) -> dict[str, float] | None:
         """Return milliseconds by phase where the recording keeps phases apart."""
         self._rewind()
-        rows = [found for _ in range(self.inner) if (found := self.replay.timed())]
+        rows = [found for _ in range(self.inner) if (found := self.replay.time_phases())]
         return (
             {n: 1e3 * statistics.median(row[n] for row in rows) for n in rows[0]} if rows else None
         )

@@ -58,7 +58,7 @@ class Trace:
         """
         known, before = self.state.length.tolist(), self.backend.energy_mj()
         began = at = time.perf_counter()
-        phases = part.timed() if isinstance(part, Replay) else None
+        phases = part.time_phases() if isinstance(part, Replay) else None
         if phases is None:
             part()
         self.backend.synchronize()
@@ -84,7 +84,7 @@ def write_trace(pipeline: Pipeline, cell: Cell, prompts: Sequence[Prompt], path:
     with trace.span("text"):
         pipeline.conditions(prompts)
 
-    def draw(functions: Mapping[str, Callable[[], None]]) -> Decoded:
+    def decode(functions: Mapping[str, Callable[[], None]]) -> Decoded:
         began, first = time.perf_counter(), len(trace.events)
         steps = {
             n: partial(trace.step, one) for n, one in functions.items() if n.startswith("step")
@@ -95,11 +95,11 @@ def write_trace(pipeline: Pipeline, cell: Cell, prompts: Sequence[Prompt], path:
         trace.add("text and prefill", "X", began, trace.zero + at / 1e6 - began)
         return done
 
-    done = draw(ready.engine.functions)
+    done = decode(ready.engine.functions)
     with trace.span("pixels"):
         pipeline.pixels(done.tokens, pipeline.model.family.usual_shape(pipeline.model))
     if not any(one["name"] == "verify" for one in trace.events):
         trace.track = 2
         with listening(pipeline.backend, trace.span):
-            draw(ready.engine.host_functions())
+            decode(ready.engine.host_functions())
     write_json(path, {"traceEvents": trace.events, "displayTimeUnit": "ms"})

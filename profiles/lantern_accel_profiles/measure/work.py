@@ -34,12 +34,12 @@ def timed_phases(backend: Backend) -> Iterator[dict[str, float]]:
     sums = dict.fromkeys(STEP_PHASES, 0.0)
 
     @contextmanager
-    def timed(name: str) -> Iterator[None]:
+    def time_phase(name: str) -> Iterator[None]:
         with backend.stopwatch() as watch:
             yield
         sums[name] += watch.seconds
 
-    with listening(backend, timed):
+    with listening(backend, time_phase):
         yield sums
 
 

@@ -83,7 +83,9 @@ def _widening(blocks: float) -> float:
     return t / z * math.sqrt((free + 1) / free)
 
 
-def paired(of: Callable[..., Array], *columns: Sequence[float], in_turns: bool = False) -> Interval:
+def estimate_paired(
+    of: Callable[..., Array], *columns: Sequence[float], in_turns: bool = False
+) -> Interval:
     """Return a statistic of samples and its interval; entry i of all columns is one sample.
 
     ``of`` reduces the last axis of every column. Columns are cut to the shortest and resampled
@@ -103,7 +105,7 @@ def paired(of: Callable[..., Array], *columns: Sequence[float], in_turns: bool =
 
 def mean(samples: Sequence[float]) -> Interval:
     """Return the mean of samples and its interval."""
-    return paired(lambda x: np.mean(x, axis=-1), samples)
+    return estimate_paired(lambda x: np.mean(x, axis=-1), samples)
 
 
 def share(part: Array, whole: Array) -> Array:
@@ -114,7 +116,7 @@ def share(part: Array, whole: Array) -> Array:
 
 def median(samples: Sequence[float]) -> Interval:
     """Return the median of times in their order, and its interval."""
-    return paired(lambda x: np.median(x, axis=-1), samples, in_turns=True)
+    return estimate_paired(lambda x: np.median(x, axis=-1), samples, in_turns=True)
 
 
 def reciprocal(found: Interval) -> Interval:
@@ -132,7 +134,7 @@ def percentile(samples: Sequence[float], p: float) -> Interval | str:
         return not_measured(
             f"{len(samples)} samples cannot show the {p:g}th percentile; `--samples {needed}` can"
         )
-    return paired(lambda x: np.percentile(x, p, axis=-1), samples, in_turns=True)
+    return estimate_paired(lambda x: np.percentile(x, p, axis=-1), samples, in_turns=True)
 
 
 def ratio_of_medians(a: Array, b: Array) -> Array:
@@ -143,7 +145,7 @@ def ratio_of_medians(a: Array, b: Array) -> Array:
 
 def speed_ratio(above: Sequence[float], below: Sequence[float]) -> Interval:
     """Return the ratio of the medians of two columns of times that were taken in turns."""
-    return paired(ratio_of_medians, above, below, in_turns=True)
+    return estimate_paired(ratio_of_medians, above, below, in_turns=True)
 
 
 def unpaired_ratio(above: Sequence[float], below: Sequence[float]) -> Interval:

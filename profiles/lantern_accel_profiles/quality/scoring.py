@@ -48,7 +48,7 @@ def tokens_of(pipeline: Pipeline, codes: Tensor) -> Tensor:
     """Return the tokens ``[n, tokens]`` that images of codes ``[n, rows * columns]`` have."""
     model = pipeline.model
     down = model.vq.config.downsample
-    width, height = model.family.picture(model.manifest)
+    width, height = model.family.image_size(model.manifest)
     return model.family.tokens(model, codes.view(-1, height // down, width // down))
 
 
@@ -73,7 +73,7 @@ def _logits(
         both = mask if mask.shape[1] > 1 else None
         states = target.forward_dense(rows.condition, torch.cat((here, here))[:, :-1], both)
         logits = target.head(states[:, states.shape[1] - here.shape[1] :])
-        allowed = target.allowed()
+        allowed = target.allowed_codes()
         if allowed is not None:
             kind = allowed.kind.long()
             free = ((allowed.penalty == 0).sum(1) > 1)[kind].nonzero().flatten()

@@ -28,7 +28,7 @@ from lantern_accel_profiles.quality import interval as intervals
 from lantern_accel_profiles.quality.interval import Verdict
 from lantern_accel_profiles.report.writing import number, percent
 
-UNPRICED = not_measured(
+NO_LOSS = not_measured(
     "the quality loss of this relaxed strategy is unknown, so its speed-up is not shown"
 )
 NO_BASE = not_measured("vanilla was not measured at this batch size and temperature")
@@ -115,7 +115,7 @@ class Row(Record):
         return None if moved is None else moved.value
 
     @model_validator(mode="after")
-    def _no_speedup_without_its_price(self) -> Row:
+    def _require_quality_loss(self) -> Row:
         if (
             self.relaxed
             and isinstance(self.speedup, Interval)
@@ -156,7 +156,7 @@ def same_rounds(run: Run) -> Run:
     """Return a run whose cells of one batch size and temperature have the samples of the same rounds.
 
     Fast cells take more samples than slow ones, and a report uses the rounds that all cells have. An
-    unfinished cell with fewer samples than planned does not shorten the others.
+    unfinished cell with fewer samples than planned does not show the others.
     """
     counts: dict[tuple[int, float], list[int]] = {}
     for cell in run.cells:
@@ -179,7 +179,7 @@ def row_of(run: Run, cell: Cell) -> Row:
         how = "--resume" if run.settings.plan.quality_images else "with `lantern-accel profile`"
         quality = run.quality_of(cell) or not_measured(f"not in this run; `{run.command} {how}`")
     hidden = cell.relaxed and not is_quality_known(quality)
-    speedup, verdict = against(cell, base, UNPRICED if hidden else NO_BASE, hidden)
+    speedup, verdict = against(cell, base, NO_LOSS if hidden else NO_BASE, hidden)
     if base is cell:
         verdict = not_measured("vanilla is the base")
     made = [float(s.tokens - s.images) for s in cell.samples]
@@ -207,7 +207,7 @@ def row_of(run: Run, cell: Cell) -> Row:
         },
         speedup=speedup,
         verdict=verdict,
-        step_compression=intervals.paired(intervals.share, made, steps),
+        step_compression=intervals.estimate_paired(intervals.share, made, steps),
         quality=quality,
         rounding=None if rounding is None else intervals.mean(rounding.by_image),
         peak_bytes=if_measured(cell.memory, lambda memory: memory.peak_bytes),

@@ -7,7 +7,7 @@ import statistics
 from typing import Any
 
 from lantern_accel.records import markdown_table
-from lantern_accel.strategy.lengths import beside_exact
+from lantern_accel.strategy.lengths import compare_with_exact
 from lantern_accel_profiles.measure.record import Cell, Run, is_measured
 from lantern_accel_profiles.measure.work import floor_of
 from lantern_accel_profiles.quality import interval as intervals
@@ -77,7 +77,7 @@ def table(run: Run) -> str:
             f"| {row['step_compression']:.2f} | {row['total_variation_per_token']:.3f} |"
         )
         if (exact := row["exact_step_compression"]) is not None:
-            bound = beside_exact(exact, row["total_variation_per_token"])
+            bound = compare_with_exact(exact, row["total_variation_per_token"])
             doubts.append(f"{row['strategy']}{at}: {bound}")
     for reason in dict.fromkeys(doubts):
         lines += ["", reason]

@@ -145,8 +145,8 @@ class AutoTuner(Search[AutoEvidence]):
                 found.append(self._time(one, brings, batch, times))
             except DoesNotFitError as error:
                 self.say(f"{name} is left out: {error}")
-        best = max(found, key=lambda one: one.promise(batch), default=None)
-        return None if best is None or best.promise(batch) <= 1 else best.strategy
+        best = max(found, key=lambda one: one.predict_speedup(batch), default=None)
+        return None if best is None or best.predict_speedup(batch) <= 1 else best.strategy
 
     def candidates(self, batch: int) -> dict[str, Strategy]:
         """Return who runs in the final of a batch, plain decoding first."""

@@ -136,7 +136,7 @@ class Search(ABC, Generic[EvidenceT]):
         entries = list(cells.values())
         longest = 0.0
 
-        def timed(measure: Callable[[Cell], None], cell: Cell) -> None:
+        def time_cell(measure: Callable[[Cell], None], cell: Cell) -> None:
             nonlocal longest
             self.check_left(longest, "the next decoding")
             began = time.perf_counter()
@@ -144,11 +144,11 @@ class Search(ABC, Generic[EvidenceT]):
             longest = max(longest, time.perf_counter() - began)
 
         for cell in (one for one in entries if len(one.samples) < repeats):
-            timed(self.warm, cell)
+            time_cell(self.warm, cell)
         for cell in interleave(
             entries, lambda c: len(c.samples), lambda c: len(c.samples) >= repeats
         ):
-            timed(self.sample, cell)
+            time_cell(self.sample, cell)
             if say is not None:
                 say(sum(len(one.samples) for one in entries), repeats * len(entries))
 

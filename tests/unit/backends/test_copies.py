@@ -26,7 +26,9 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     pinned = request.param == "hpu pinned"
     monkeypatch.setattr(bridge, "_PINS", [])
     monkeypatch.setattr(
-        Bridge, "pinned", lambda self, *of: torch.empty(of[0], dtype=of[1]) if pinned else None
+        Bridge,
+        "allocate_pinned",
+        lambda self, *of: torch.empty(of[0], dtype=of[1]) if pinned else None,
     )
     return on_cpu(DeviceBackend(Bridge(Gaudi())))
 

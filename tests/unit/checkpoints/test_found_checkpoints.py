@@ -24,7 +24,7 @@ import lantern_accel
 from lantern_accel.checkpoints.weights import bare_names, open_checkpoint
 from lantern_accel.cli import main
 from lantern_accel.errors import CheckpointError, LanternWarning, ModelError, RequestError
-from lantern_accel.families.registry import family, known_as, published
+from lantern_accel.families.registry import family, known_as, list_published
 from lantern_accel.memory.plan import Planner, planner_for
 from lantern_accel.models import hub, locate
 from lantern_accel.models.locate import find_model, known_manifest
@@ -161,7 +161,7 @@ def test_an_id_of_the_hub_is_known_by_its_name(given: str, name: str) -> None:
 
 
 def test_every_repository_of_the_list_is_known_or_names_its_models() -> None:
-    for one in published():
+    for one in list_published():
         try:
             assert known_as(one.repo.upper()) == one.name
         except ModelError as error:

@@ -21,7 +21,7 @@ from support.official import (
 from lantern_accel.errors import ModelError
 from lantern_accel.families import registry
 from lantern_accel.families.base import Family
-from lantern_accel.families.registry import entry, family, is_published, parts_of, published
+from lantern_accel.families.registry import entry, family, is_published, list_published, parts_of
 from lantern_accel.families.spec import FamilySpec
 from lantern_accel.models import hub
 from lantern_accel.models.locate import find_model, named_parts
@@ -57,13 +57,13 @@ def put(cache: Path, repo: str, path: str, content: object) -> Path:
 
 
 def test_every_entry_is_complete_and_its_parts_exist() -> None:
-    names = [one.name for one in published(None)]
+    names = [one.name for one in list_published(None)]
     assert len(names) == len(set(names))
-    for one in published(None):
+    for one in list_published(None):
         assert one.licence and one.licence_url.startswith("https://") and one.files
         assert one.nbytes > 10**8
         assert set(one.uses) <= set(names)
-    kinds = {kind: len(published(kind)) for kind in ("model", "vq", "drafter", "text")}
+    kinds = {kind: len(list_published(kind)) for kind in ("model", "vq", "drafter", "text")}
     assert kinds == {"model": 22, "vq": 7, "drafter": 3, "text": 1}
     assert {"vq", "drafter", "text"} == set(parts_of(entry("llamagen-t2i-stage1")))
     assert is_published("llamagen-b-256") and not is_published("flan-t5-xl")
@@ -71,7 +71,7 @@ def test_every_entry_is_complete_and_its_parts_exist() -> None:
         entry("llamagen-draftr")
 
 
-@pytest.mark.parametrize("name", [e.name for e in published() if e.family == "llamagen"])
+@pytest.mark.parametrize("name", [e.name for e in list_published() if e.family == "llamagen"])
 def test_the_manifest_of_every_llamagen_fits_its_files(name: str) -> None:
     one = entry(name)
     manifest = family("llamagen").from_entry(one)
@@ -100,7 +100,7 @@ def test_without_network_and_cache_everything_that_is_missing_is_named() -> None
     assert "flan-t5" not in str(caught.value) and "llamagen_drafter" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", [e.name for e in published() if e.kind == "model"])
+@pytest.mark.parametrize("name", [e.name for e in list_published() if e.kind == "model"])
 def test_without_a_network_no_file_is_named_twice_at_one_place(name: str) -> None:
     with pytest.raises(ModelError) as caught:
         find_model(name)
@@ -124,15 +124,15 @@ def test_where_the_model_is_at_hand_its_missing_parts_are_named_with_their_optio
 
 def test_the_folders_that_are_told_are_those_that_are_searched(tmp_path: Path) -> None:
     folder = text_folder(tmp_path / "models" / "llamagen-t2i-stage1")
-    home = Path(f"{folder}{hub.BESIDE['drafter']}")
+    home = Path(f"{folder}{hub.SIDE_FILES['drafter']}")
     write_drafter(home, drafter_weights(), drafter_config("t2i"))
-    encoder = Path(f"{folder}{hub.BESIDE['text']}")
+    encoder = Path(f"{folder}{hub.SIDE_FILES['text']}")
     encoder.mkdir()
     (encoder / "config.json").write_text('{"model_type": "t5", "d_model": 24}')
     files = find_model(folder).files
     assert (files["drafter"], files["t5"]) == (home, encoder)
     anole = write_anole(tmp_path / "models" / "anole-7b", layout="original")
-    assert find_model(anole).files["drafter"] == Path(f"{anole}{hub.BESIDE['drafter']}")
+    assert find_model(anole).files["drafter"] == Path(f"{anole}{hub.SIDE_FILES['drafter']}")
 
 
 def test_a_network_that_is_not_there_is_told_without_trying_again(

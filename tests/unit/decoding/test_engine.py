@@ -5,17 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.chi_square import misfit
-from support.engines import (
-    GREEDY,
-    NAMED,
-    SAMPLED,
-    TREES,
-    Late,
-    Models,
-    engine_of,
-    finish,
-    start,
-)
+from support.engines import GREEDY, NAMED, SAMPLED, TREES, Late, Models, engine_of, finish, start
 from support.moving import counts_of, joint
 from support.tiny import captions, tiny_models
 
@@ -70,7 +60,7 @@ def test_drafts_are_guided_as_the_token_that_they_stand_for(models: Models) -> N
     logits = models[0].head(features)
     for length, depth, token in ((0, 0, 1), (4, 0, 5), (4, 3, 8), (34, 4, 35)):
         state.length.copy_(torch.tensor([length, 0]))
-        out = drafting._guided(drafting.catch_up(state)[0], depth, features)
+        out = drafting._guide(drafting.catch_up(state)[0], depth, features)
         cond, uncond = logits[0], logits[2]
         assert torch.allclose(out[0], uncond + (token + 2) * (cond - uncond), atol=1e-3)
         cond, uncond = logits[1], logits[3]
@@ -82,7 +72,7 @@ def test_lambda_of_one_relaxes_nothing(models: Models) -> None:
     rule = LanternPP(k=8, lam=1.0)
     fast = finish(engine_of(models, Strategy(drafts=SMALL_12, acceptance=rule), GREEDY, batch=4))
     assert torch.equal(plain.tokens, fast.tokens)
-    assert not fast.price.any()
+    assert not fast.quality_loss.any()
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
@@ -91,7 +81,7 @@ def test_relaxation_saves_steps_and_says_what_it_moved(models: Models, sampling:
     rule = Lantern(k=10, delta=0.9)
     loose = finish(engine_of(models, Strategy(drafts=SMALL_12, acceptance=rule), sampling, batch=8))
     assert loose.steps.sum() < strict.steps.sum()
-    assert (loose.price > 0).all() and not strict.price.any()
+    assert (loose.quality_loss > 0).all() and not strict.quality_loss.any()
 
 
 @pytest.mark.parametrize(("blocks", "taps"), [(1, ()), (3, ()), (1, (1,)), (2, (1, 2))])

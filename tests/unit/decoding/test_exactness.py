@@ -98,7 +98,7 @@ def drafted(world: World, kind: Kind, drawn: bool, images: int = IMAGES) -> Step
         q[:, node] = q_tables[depth, tokens[:, node]]
         width = max(base.max_children)
         if drawn:
-            kids = REFERENCE.draw(q[:, node], world.uniform(images, width))
+            kids = REFERENCE.sample(q[:, node], world.uniform(images, width))
         else:
             # Certain drafts may depend on anything but the coming uniforms; let images differ.
             kids = (q[:, node] + 0.1 * world.uniform(images, VOCAB)).topk(width).indices
@@ -130,7 +130,7 @@ def continued(world: World, step: Step, rule: Rule) -> tuple[Tensor, Tensor]:
     last = torch.zeros(images, dtype=torch.int64)
     tokens = []
     for place in range(3):
-        fresh = REFERENCE.draw(world.p[place][last], world.uniform(images))
+        fresh = REFERENCE.sample(world.p[place][last], world.uniform(images))
         token = torch.where(out.length == place, out.bonus, fresh)
         if place + 1 < drafts.shape[1]:
             token = torch.where(out.length > place, drafts[:, place + 1], token)

@@ -14,15 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.engines import (
-    LOPSIDED,
-    TREES,
-    engine_of,
-    finish,
-    of_family,
-    request_of,
-    sampling_of,
-)
+from support.engines import LOPSIDED, TREES, engine_of, finish, of_family, request_of, sampling_of
 from support.moving import Walk
 from support.tiny import captions, tiny_models
 from torch import Tensor

@@ -217,7 +217,9 @@ MUTANTS: dict[str, Callable[[Engine, Table, pytest.MonkeyPatch], None]] = {
         window_drafts, "couple", one_uniform
     ),
     "q is the row's next to it": lambda e, t, m: m.setattr(window_drafts, "couple", q_beside),
-    "the residual is not renormalised": lambda e, t, m: m.setattr(e.ops, "draw", not_renormalised),
+    "the residual is not renormalised": lambda e, t, m: m.setattr(
+        e.ops, "sample", not_renormalised
+    ),
     "the tail is resampled from another row": lambda e, t, m: m.setattr(
         window_drafts, "couple", tail_of_another_row
     ),

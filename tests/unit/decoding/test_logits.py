@@ -108,7 +108,7 @@ def test_draw_inverts_the_cumulative_distribution(
     weights: list[int], grid: int, scale: float
 ) -> None:
     u = torch.tensor((2 * grid + 1) / 2**24).clamp(max=1 - 2.0**-22)
-    code = int(REFERENCE.draw(torch.tensor(weights, dtype=torch.float32) * scale, u))
+    code = int(REFERENCE.sample(torch.tensor(weights, dtype=torch.float32) * scale, u))
     assert weights[code] > 0, "a code without weight is never drawn"
     below, total = sum(weights[:code]), sum(weights)
     assert below / total <= float(u) + 1e-6
@@ -121,7 +121,7 @@ def test_extreme_uniforms_draw_codes_that_have_weight(u: float) -> None:
         weights = torch.rand(5, 16384, generator=torch.Generator().manual_seed(seed))
         weights[:, :7] = 0
         weights[:, 12000:] = 0
-        code = REFERENCE.draw(weights / weights.sum(-1, keepdim=True), torch.full((5,), u))
+        code = REFERENCE.sample(weights / weights.sum(-1, keepdim=True), torch.full((5,), u))
         assert (weights.gather(1, code.unsqueeze(1)) > 0).all()
 
 
@@ -129,7 +129,7 @@ def test_draws_without_replacement_follow_the_conditional_probabilities() -> Non
     weights = torch.tensor([0.4, 0.0, 0.3, 0.2, 0.1])
     count = 100_000
     u = torch.rand(count, 3, generator=torch.Generator().manual_seed(0)).clamp(max=1 - 2.0**-22)
-    codes = REFERENCE.draw(weights.expand(count, -1), u)
+    codes = REFERENCE.sample(weights.expand(count, -1), u)
     expected = torch.zeros(5, 5, 5)
     for a, b, c in itertools.permutations([0, 2, 3, 4], 3):
         rest_a = 1 - weights[a]
@@ -145,7 +145,7 @@ def test_draws_without_replacement_follow_the_conditional_probabilities() -> Non
 
 def test_where_codes_run_out_draws_repeat_one_that_has_no_weight_left() -> None:
     weights = torch.tensor([[0.5, 0.0, 0.5, 0.0]])
-    codes = REFERENCE.draw(weights, torch.full((1, 4), 0.3))
+    codes = REFERENCE.sample(weights, torch.full((1, 4), 0.3))
     assert codes.tolist() == [[0, 2, 3, 3]]
 
 

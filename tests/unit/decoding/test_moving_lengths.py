@@ -138,14 +138,14 @@ def test_rounding_that_reaches_the_target_is_seen(monkeypatch: pytest.MonkeyPatc
     """Planted: what is rounded for the copy replaces the target's own weights."""
     sampling, small = Sampling(top_k=0, cfg_scale=2.0), tiny_models(0, dim=64)
     want = finish(engine_of(small, Strategy(), sampling, 2)).tokens
-    rounded = rounding_module.rounded
+    rounded = rounding_module.round_weight
 
     def planted(weight: Tensor, *how: Any) -> Rounded:
         made = rounded(weight, *how)
         weight.copy_(made.dense(weight.dtype))
         return made
 
-    monkeypatch.setattr(rounding_module, "rounded", planted)
+    monkeypatch.setattr(rounding_module, "round_weight", planted)
     assert not torch.equal(finish(engine_of(small, own_weights(1, 3, 5), sampling, 2)).tokens, want)
 
 

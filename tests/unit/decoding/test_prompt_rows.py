@@ -88,7 +88,7 @@ def engine_for(
     neighbours: Tensor | None = None,
 ) -> Engine:
     target, drafter = models(newline)
-    fitted = target.resized(prefix_length=prefix), drafter.resized(prefix_length=prefix)
+    fitted = target.resize(prefix_length=prefix), drafter.resize(prefix_length=prefix)
     made: Engine = engine_of(fitted, strategy, sampling, batch, neighbours=neighbours)
     return made
 

@@ -50,7 +50,7 @@ def test_with_a_cache_features_are_those_of_the_dense_pass(name: str) -> None:
         codes = engine.run().tokens.repeat(given.branches, 1)
         mask = mask.repeat(len(codes) // len(mask), 1)
         states = model.target.forward_dense(condition, codes[:, :-1], mask, fresh.taps)
-        fused = fresh.fused(states[:, :-1])
+        fused = fresh.fuse_states(states[:, :-1])
         dense = fresh.forward_image(condition, codes[:, :-1], fused, mask[:, :-1])
     assert not mask.all()
     prefix, compared = condition.shape[1], 0
@@ -74,8 +74,8 @@ def test_a_drafter_has_no_tables_of_its_own(name: str) -> None:
     assert drafter.words.data_ptr() == target.tok_embeddings.weight.data_ptr()
     assert drafter.codes.data_ptr() == target.code_table.data_ptr()
     assert torch.equal(drafter.rope_cos, target.rope_cos[1:])
-    longer = target.resized(prefix_length=target.config.prefix_length + 3)
-    beside = drafter.beside(longer)
+    longer = target.resize(prefix_length=target.config.prefix_length + 3)
+    beside = drafter.for_target(longer)
     assert len(beside.rope_cos) == len(longer.rope_cos) - 1 == len(drafter.rope_cos) + 3
     assert beside.fc.weight is drafter.fc.weight
     assert len(drafter.rope_cos) == len(target.rope_cos) - 1

@@ -35,7 +35,7 @@ def test_new_values_decode_as_a_new_engine_does(models: Models, name: str) -> No
     changed = finish(engine)
     fresh = finish(engine_of(models, strategy, HOT, batch=2))
     assert torch.equal(changed.tokens, fresh.tokens)
-    assert torch.equal(changed.price, fresh.price)
+    assert torch.equal(changed.quality_loss, fresh.quality_loss)
     assert not torch.equal(changed.tokens, first.tokens)
     engine.configure(NAMED[name], SAMPLED)
     assert torch.equal(finish(engine).tokens, first.tokens)
@@ -68,7 +68,7 @@ def test_a_budget_keeps_the_price_of_an_image_below_it(models: Models) -> None:
     thrifty = finish(engine_of(models, loose.override(tv_budget=0.02), SAMPLED, batch=8))
     exact = loose.model_copy(update={"acceptance": Exact(), "coupling": "maximal"})
     strict = finish(engine_of(models, exact, SAMPLED, batch=8))
-    per_token = thrifty.price / thrifty.tokens.shape[1]
-    assert (free.price / free.tokens.shape[1]).mean() > 0.05
+    per_token = thrifty.quality_loss / thrifty.tokens.shape[1]
+    assert (free.quality_loss / free.tokens.shape[1]).mean() > 0.05
     assert 0 < per_token.mean() <= 0.02
     assert free.step_compression > thrifty.step_compression >= strict.step_compression

@@ -17,7 +17,7 @@ from support.moving import IMAGES, SAMPLING, VOCAB, begin, counts_of, joint, law
 from support.tiny import tiny_models
 from torch import Tensor
 
-from lantern_accel.decoding.sources import CertainDrafts, DraftContext, Kept, register
+from lantern_accel.decoding.sources import CertainDrafts, CommittedPath, DraftContext, register
 from lantern_accel.decoding.sources.tree import TreeState
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.rules import LanternPP
@@ -74,7 +74,7 @@ class Copies(CertainDrafts[RowAbove]):
             found.append(state.tokens.gather(1, above).squeeze(1))
         return torch.stack(found, dim=1)
 
-    def after(self, state: TreeState, kept: Kept) -> None:
+    def after(self, state: TreeState, kept: CommittedPath) -> None:
         self.seen.add_(kept.gained.sum())
 
 
@@ -115,7 +115,7 @@ def test_it_can_be_relaxed_with_a_price() -> None:
     strategy = Strategy(drafts=RowAbove(length=3), acceptance=LanternPP(k=8, lam=4.0))
     engine = engine_of(SMALL, strategy, SAMPLED, 3)
     finish(engine, seed=5)
-    assert float(engine.state.price.sum()) > 0
+    assert float(engine.state.quality_loss.sum()) > 0
 
 
 def test_a_strategy_is_chosen_by_its_name_and_by_text_and_goes_through_json() -> None:

@@ -7,12 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lantern_accel.device.datasheets import (
-    ProfileError,
-    all_profiles,
-    load_profile,
-    profile_names,
-)
+from lantern_accel.device.datasheets import ProfileError, all_profiles, load_profile, profile_names
 
 GOOD = """
 name = "abacus"

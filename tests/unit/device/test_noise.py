@@ -13,10 +13,10 @@ from support.chi_square import misfit
 
 from lantern_accel.device.noise import (
     HEADROOM,
-    draw_uniforms,
     exponential,
     exponential_of,
     noise_keys,
+    sample_uniforms,
     threefry,
 )
 from lantern_accel.device.operations import TensorOps
@@ -151,19 +151,19 @@ def test_siblings_begin_with_the_race_and_differ():
 
 
 def test_an_images_uniforms_are_its_own_pinned_and_inside_the_open_interval():
-    together = draw_uniforms(3, [0, 1, 2, 7], steps=5, columns=4)
+    together = sample_uniforms(3, [0, 1, 2, 7], steps=5, columns=4)
     assert together.shape == (4, 5, 4) and together.dtype == torch.float32
     for row, image in enumerate([0, 1, 2, 7]):
-        assert torch.equal(draw_uniforms(3, [image], 5, 4)[0], together[row])
+        assert torch.equal(sample_uniforms(3, [image], 5, 4)[0], together[row])
     # Seed 1 and image 11 is not seed 11 and image 1; two of the seeds were one in a hash to 32 bits.
     pairs = [(seed, image) for seed in (0, 1, 2**63) for image in (0, 1, 11)]
     pairs += [(11, 1), (14176, 0), (105792, 0)]
-    rows = {tuple(draw_uniforms(s, [i], 3, 3).flatten().tolist()) for s, i in pairs}
+    rows = {tuple(sample_uniforms(s, [i], 3, 3).flatten().tolist()) for s, i in pairs}
     assert len(rows) == len(pairs)
-    drawn = draw_uniforms(0, list(range(8)), steps=500, columns=500)
+    drawn = sample_uniforms(0, list(range(8)), steps=500, columns=500)
     assert drawn.min() > 0 and drawn.max() <= 1 - HEADROOM < 1
     middles = (drawn * 2.0**24 % 2 == 1) | (drawn == 1 - HEADROOM)
     assert middles.all(), "no number is 0, whatever is drawn"
     # A change here changes every image that was ever made from a seed.
-    first = draw_uniforms(42, [3], steps=1, columns=4)[0, 0].tolist()
+    first = sample_uniforms(42, [3], steps=1, columns=4)[0, 0].tolist()
     assert first == pytest.approx([0.181348, 0.594482, 0.800827, 0.662399], abs=1e-6)

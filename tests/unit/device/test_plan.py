@@ -101,7 +101,7 @@ def buffers() -> plan.Buffers:
         step=torch.ones(1, dtype=torch.int64),
         steps=ints(IMAGES),
         histogram=ints(IMAGES, 3),
-        price=torch.zeros(IMAGES),
+        quality_loss=torch.zeros(IMAGES),
         last_length=ints(IMAGES),
         finite=torch.ones(IMAGES, dtype=torch.int64),
         holds=torch.ones(IMAGES, dtype=torch.bool),
@@ -224,7 +224,7 @@ def test_an_answer_that_is_none_is_a_refusal() -> None:
         ("tokens", torch.zeros(IMAGES, TOKENS, dtype=torch.int64), r"index \[B, N\+1\]"),
         ("length", torch.zeros(IMAGES, dtype=torch.int32), r"must be index \[B\]"),
         ("steps", torch.zeros(IMAGES, 1, dtype=torch.int64), r"steps as torch.int64 \[2, 1\]"),
-        ("price", torch.zeros(IMAGES, dtype=torch.float64), "price as torch.float64"),
+        ("quality_loss", torch.zeros(IMAGES, dtype=torch.float64), "quality_loss as torch.float64"),
     ],
 )
 def test_a_wrong_buffer_is_named(name: str, wrong: Tensor, said: str) -> None:

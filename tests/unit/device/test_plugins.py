@@ -52,7 +52,7 @@ DEFAULTS = {
     "priority": "50",
     "prepare": "pass",
     "processes": "return None",
-    "probe": "return Probe.found('rods', 'rods')",
+    "probe": "return Probe.of_devices('rods', 'rods')",
     "open": "return Opened(torch.device('cpu'))",
     "returns": "[Spec()]",
 }
@@ -233,7 +233,7 @@ def test_prepare_comes_before_probe(install: Install, monkeypatch: pytest.Monkey
     monkeypatch.delenv("ABACUS_MODE", raising=False)
     install(
         prepare="environ.setdefault('ABACUS_MODE', 'eager')",
-        probe="import os; return Probe.found(os.environ['ABACUS_MODE'])",
+        probe="import os; return Probe.of_devices(os.environ['ABACUS_MODE'])",
     )
     assert plugins.open_backend("abacus").name == "abacus"
 

@@ -80,7 +80,7 @@ def test_sums_of_pairs_never_fall_and_draw_the_same_codes(
         total = ops.scan(weights)
     assert engine.products == 1 + (codes > 128)
     monkeypatch.setattr(ops, "scan", lambda _: total)  # the same every time
-    drawn = torch.stack([ops.draw(weights, one) for one in uniforms])
+    drawn = torch.stack([ops.sample(weights, one) for one in uniforms])
     assert (total[:, 0] >= 0).all() and (total.diff(dim=-1) >= 0).all()
     # A sum rises at codes with a weight alone: nothing else can be drawn.
     assert not (total.diff(dim=-1) > 0)[weights[:, 1:] == 0].any()

@@ -19,13 +19,7 @@ from lantern_accel.device.entry_points import load_plugins
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import ModelError
 from lantern_accel.families.base import Family
-from lantern_accel.families.registry import (
-    broken_families,
-    families,
-    family,
-    family_names,
-    forget,
-)
+from lantern_accel.families.registry import broken_families, families, family, family_names, forget
 from lantern_accel.memory.plan import planner_for
 from lantern_accel.models.check import check
 from lantern_accel.models.locate import find_model

@@ -32,14 +32,16 @@ def costs(one: Estimate) -> list[float | None]:
 def test_sources_are_compared_by_the_least_plain_step() -> None:
     beside_slow_steps = timed({1: 5.0, 4: 6.0})  # it looks twice as fast as plain decoding
     beside_fast_ones = timed({1: 4.0, 4: 5.6})
-    assert beside_slow_steps.promise(1) > beside_fast_ones.promise(1)
+    assert beside_slow_steps.predict_speedup(1) > beside_fast_ones.predict_speedup(1)
     one = beside_slow_steps.with_costs(4.0)
-    assert one.promise(1) < beside_fast_ones.promise(1)
+    assert one.predict_speedup(1) < beside_fast_ones.predict_speedup(1)
     assert costs(one) == [1.0, 1.5]
     assert one.with_costs(4.0) == one, "once"
     assert Estimate.model_validate_json(one.model_dump_json()) == one
-    assert one.promise(1) == pytest.approx(2.4 / 1.5)
-    assert one.promise(8) < one.promise(2) < one.promise(1), "the slowest image ends a batch"
+    assert one.predict_speedup(1) == pytest.approx(2.4 / 1.5)
+    assert one.predict_speedup(8) < one.predict_speedup(2) < one.predict_speedup(1), (
+        "the slowest image ends a batch"
+    )
 
 
 def test_no_length_costs_more_than_a_longer_one_or_less_than_a_plain_step() -> None:
@@ -52,7 +54,7 @@ def test_a_length_that_looked_hopeless_has_no_cost() -> None:
     lengths = tuple(DraftLength(length=n, tokens_per_step=1 + n / 4) for n in (1, 2, 4))
     one = timed({1: 4.0, 2: 4.8}, lengths)
     assert costs(one) == [1.0, pytest.approx(1.2), None]
-    assert one.promise(1) == pytest.approx(1.5 / 1.2)
+    assert one.predict_speedup(1) == pytest.approx(1.5 / 1.2)
 
 
 class Device:

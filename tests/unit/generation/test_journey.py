@@ -21,10 +21,13 @@ JOURNEY: Mapping[str, set[str]] = {
     "course.advance": {"generation.batch:Batch.advance", "decoding.engine:Engine.run"},
     "engine.run": set(),
     # Of an image that moves to another batch, the counters.
-    "engine.decoded": {"generation.batch:Batch._complete", "serving.running:RunningBatch.widen"},
+    "engine.read_tokens": {
+        "generation.batch:Batch._complete",
+        "serving.running:RunningBatch.widen",
+    },
     # Pixels.
     "family.pixels": {"generation.runtime:Runtime.pixels"},
-    "family.paint": {"generation.runtime:Runtime.decode_images"},
+    "family.render_images": {"generation.runtime:Runtime.decode_images"},
 }
 #: Where events of a batch become what a caller asked for: five places, each around one loop.
 PLACES = {

@@ -8,7 +8,7 @@ import time
 from support.models import write_tiny_model
 
 import lantern_accel
-from lantern_accel.cli.console import telling
+from lantern_accel.cli.console import print_log
 from lantern_accel.device import waiting
 from lantern_accel.generation import measurements
 from lantern_accel.generation.decision import describe_auto
@@ -17,11 +17,11 @@ from lantern_accel.strategy.values import NoTree, Strategy, Window
 
 def test_what_takes_long_says_so_again_and_how_long_it_took(monkeypatch, capsys):
     monkeypatch.setattr(waiting, "EVERY", 0.02)
-    with telling(quiet=False), waiting.waiting("measuring", logging.getLogger("lantern_accel.x")):
+    with print_log(quiet=False), waiting.waiting("measuring", logging.getLogger("lantern_accel.x")):
         time.sleep(0.1)
     first, *again, last = capsys.readouterr().err.splitlines()
     assert first == "measuring" and "so far" in again[0] and "done in" in last
-    with telling(quiet=True), waiting.waiting("measuring", logging.getLogger("lantern_accel.x")):
+    with print_log(quiet=True), waiting.waiting("measuring", logging.getLogger("lantern_accel.x")):
         pass
     assert not capsys.readouterr().err
 

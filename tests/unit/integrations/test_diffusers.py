@@ -292,7 +292,7 @@ def test_a_scheduler_that_drops_the_given_steps_is_refused(
 def test_an_untested_release_is_refused(pipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from lantern_accel.families import releases
 
-    monkeypatch.setattr(releases, "installed", lambda library: "0.99.0")
+    monkeypatch.setattr(releases, "find_release", lambda library: "0.99.0")
     with pytest.raises(ModelError, match=r"diffusers 0\.99\.0 is installed, but only releases"):
         accelerate(pipe)
 
@@ -304,11 +304,11 @@ def test_the_release_paints_with_its_own_diffusion_half(parts: Any, tmp_path: Pa
         getattr(half, name).save_pretrained(folder / name)
     with lantern_accel.load(folder, device="cpu", dtype="float32") as ours:
         monkey: Any = ours.model.text
-        first = ours.model.family.paint(
+        first = ours.model.family.render_images(
             ours.model, torch.zeros(1, 254, dtype=torch.int64), (64, 2, 3), ["a cube"], [1]
         )
         assert first is not None and first[0].size == (96, 64)
-        assert monkey.painter is not None
+        assert monkey.renderer is not None
         done = ours.generate("a cube", size=(96, 64), num_images=2, seed=4, strategy="scd")
         assert [one.size for one in done.images] == [(96, 64)] * 2
         assert done.save(tmp_path / "a.png")[0].is_file()

@@ -36,7 +36,7 @@ def ray(monkeypatch):
     for name in ("data", "serve"):
         monkeypatch.setitem(sys.modules, f"ray.{name}", getattr(double, name))
     monkeypatch.setitem(sys.modules, "ray", double)
-    monkeypatch.setattr(releases, "installed", lambda library: "2.60.1")
+    monkeypatch.setattr(releases, "find_release", lambda library: "2.60.1")
     monkeypatch.delitem(sys.modules, NAME, raising=False)
     yield importlib.import_module(NAME)
     sys.modules.pop(NAME, None)
@@ -49,7 +49,7 @@ def model(tmp_path_factory):
 
 @pytest.mark.parametrize(("found", "says"), [(None, "not installed"), ("2.59.0", "2.59.0")])
 def test_another_ray_or_none_is_named(monkeypatch, found, says):
-    monkeypatch.setattr(releases, "installed", lambda library: found)
+    monkeypatch.setattr(releases, "find_release", lambda library: found)
     monkeypatch.delitem(sys.modules, NAME, raising=False)
     with pytest.raises(ModelError, match=says):
         importlib.import_module(NAME)
@@ -209,7 +209,7 @@ def test_a_replica_answers_for_health_and_for_the_front(ray, model):
         assert asked == replicas, "the second request did not go to the free device"
         assert b'"ok"' in await ask(front, "/health")
         await replicas[0].check_health()
-        replicas[0]._studio.queue.broken = "gone"
+        replicas[0]._scheduler.queue.broken = "gone"
         with pytest.raises(RuntimeError, match="gone"):
             await replicas[0].check_health()
 
@@ -217,4 +217,4 @@ def test_a_replica_answers_for_health_and_for_the_front(ray, model):
         asyncio.run(several())
     finally:
         for replica in replicas:
-            replica._studio.stop()
+            replica._scheduler.stop(60)

@@ -150,7 +150,7 @@ def test_outside_the_range_nothing_is_hooked(
     from sglang.multimodal_gen.runtime.platforms.plugins import HookRegistry
 
     if wrong == "release":
-        monkeypatch.setattr(releases, "installed", lambda library: "0.5.24")
+        monkeypatch.setattr(releases, "find_release", lambda library: "0.5.24")
     else:
         monkeypatch.setenv(ours.SETTINGS, "scd")
     monkeypatch.setattr(HookRegistry, "register", lambda *given: pytest.fail("it was hooked"))
@@ -220,9 +220,9 @@ def test_janus_is_drawn_as_by_our_own_loop(
     server: Any, janus: Any, own: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results: list[Any] = []
-    draws = janus.ours.pictures
+    draws = janus.ours.generate_images
     monkeypatch.setattr(
-        janus.ours, "pictures", lambda *given: results.append(draws(*given)) or results[-1]
+        janus.ours, "generate_images", lambda *given: results.append(draws(*given)) or results[-1]
     )
     batch = janus_asked(server, width=1024, height=1024, lantern_accel=GREEDY)  # the API's own size
     out = janus.forward(batch, server)

@@ -20,10 +20,7 @@ from lantern_accel import load
 from lantern_accel.errors import CheckpointError, ModelError, RequestError, StrategyError
 from lantern_accel.families.glm_image.grids import grids
 from lantern_accel.integrations import accelerate, restore
-from lantern_accel.integrations.transformers import (
-    accelerated,
-    decode,
-)
+from lantern_accel.integrations.transformers import accelerated, decode
 from lantern_accel.models.bundle import HEAD
 from lantern_accel.nn.draft_head import DraftHead, HeadFile, usual_head
 from lantern_accel.strategy.values import Window
@@ -238,7 +235,7 @@ def test_other_classes_and_offloaded_modules_are_refused() -> None:
 def test_an_untested_release_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from lantern_accel.families import releases
 
-    monkeypatch.setattr(releases, "installed", lambda library: "5.99.1")
+    monkeypatch.setattr(releases, "find_release", lambda library: "5.99.1")
     with pytest.raises(ModelError, match=r"transformers 5\.99\.1 is installed, but only releases"):
         accelerate(janus(1))
 
@@ -289,7 +286,7 @@ def test_glm_image_draws_by_the_law_that_transformers_built(strategy: str) -> No
     length = given["input_ids"].shape[1]
     with torch.no_grad():
         target = accelerated(model, strategy).ready().model.target
-        target = target.resized(prefix_length=length, height=1, width=1)
+        target = target.resize(prefix_length=length, height=1, width=1)
         states = target.forward_dense(made[:, :length], made[:, length:-1])
         logits = model.lm_head(states[:, length - 1 :]).flatten(0, 1)
     from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper

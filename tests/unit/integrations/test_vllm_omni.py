@@ -248,7 +248,7 @@ def test_stages_that_are_not_served(folder: Path, monkeypatch: pytest.MonkeyPatc
     spread = SimpleNamespace(**{**vars(made), "parallel_config": SimpleNamespace(world_size=2)})
     with pytest.raises(ModelError, match="spread over 2 devices"):
         ours.JanusPipeline(od_config=spread)
-    monkeypatch.setattr(releases, "installed", lambda library: "0.31.0")
+    monkeypatch.setattr(releases, "find_release", lambda library: "0.31.0")
     with pytest.raises(ModelError, match=r"vllm-omni 0\.31\.0 is installed"):
         ours.JanusPipeline(od_config=made)
 

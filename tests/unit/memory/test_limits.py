@@ -122,7 +122,7 @@ def test_a_batch_that_does_not_fit_names_the_one_that_does(
     strategy, sampling = pipeline.strategy(), pipeline.sampling()
 
     def need(batch: int) -> int:
-        return pipeline.engines.capacity.needed(batch, strategy, sampling)
+        return pipeline.engines.capacity.count_bytes(batch, strategy, sampling)
 
     limit(monkeypatch, free=need(5) + 1)
     pipeline.generate("dog face", num_images=5, batch_size=5, seed=0)
@@ -138,7 +138,7 @@ def test_kept_engines_make_room_for_a_new_one(
 ) -> None:
     pipeline = small
     strategy, sampling = pipeline.strategy("vanilla"), pipeline.sampling()
-    whole = pipeline.engines.capacity.needed(3, strategy, sampling)
+    whole = pipeline.engines.capacity.count_bytes(3, strategy, sampling)
 
     def memory(backend: Backend) -> MemoryUse:
         used = sum(ready.engine.nbytes for ready in pipeline.engines.ready)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.rotary import rotary_table
-from lantern_accel.nn.transformer import REFERENCE, HeadNorms, Norms, Pass, described
+from lantern_accel.nn.transformer import REFERENCE, HeadNorms, Norms, Pass, plan_blocks
 
 CPU = torch.device("cpu")
 PLAIN = Decoder(dim=24, layers=2, heads=6, kv_heads=6, head_dim=4, hidden=20, eps=1e-5)
@@ -106,7 +106,7 @@ def test_every_kind_of_block(
 
 
 def test_a_plain_trunk_is_made_of_blocks_that_devices_have_kernels_for() -> None:
-    assert described(PLAIN.blocks()) is not None
+    assert plan_blocks(PLAIN.blocks()) is not None
     for other in (
         replace(PLAIN, kv_heads=3),
         replace(PLAIN, bias=True),
@@ -114,7 +114,7 @@ def test_a_plain_trunk_is_made_of_blocks_that_devices_have_kernels_for() -> None
         replace(PLAIN, norms="both"),
         replace(PLAIN, head_dim=8),
     ):
-        assert described(other.blocks()) is None
+        assert plan_blocks(other.blocks()) is None
 
 
 def test_axes_take_sections_in_order_and_the_rest_of_a_head_stays() -> None:

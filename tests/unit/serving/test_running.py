@@ -49,7 +49,7 @@ def test_an_image_that_is_alone_moves_when_another_comes(pipeline, monkeypatch, 
     known = {alone: pipeline.strategy(alone)}
     monkeypatch.setattr(
         pipeline.measurements,
-        "tuned",
+        "tune_strategy",
         lambda asked, size, sampling: asked if size > 1 else known[alone],
     )
     batch = RunningBatch(pipeline, 3, Metrics(pipeline.backend, 3))

@@ -80,8 +80,8 @@ def test_a_key_holds_what_is_set_and_nothing_that_is_read(readings: list[str], n
 
 
 def test_evidence_becomes_what_ships() -> None:
-    module = tool_module("ship_worth")
+    module = tool_module("ship_payoff")
     key = {"model": "m", "weights_hash": "h", "temperature": 1.0, "acceptance": {"kind": "exact"}}
     evidence = AutoEvidence(settings={"key": key}, worth={8: (30, 12)})
-    found = module.worth_of(evidence, "prompts")
+    found = module.payoff_of(evidence, "prompts")
     assert (found.weights_hash, found.tokens_per_step) == ("h", {8: 2.5})

@@ -8,7 +8,7 @@ from lantern_accel.errors import RequestError
 from lantern_accel.families.registry import entry, family
 from lantern_accel.memory.plan import Planner
 from lantern_accel.strategy.presets import PRESETS, preset_for
-from lantern_accel.strategy.rules import validated
+from lantern_accel.strategy.rules import validate_model
 from lantern_accel.strategy.values import Sampling, Strategy
 
 
@@ -20,7 +20,7 @@ def manifest(name: str):
 @pytest.mark.parametrize("preset", PRESETS, ids=[f"{p.name}-{i}" for i, p in enumerate(PRESETS)])
 def test_every_preset_is_valid_and_has_a_source(preset) -> None:
     assert preset.source and preset.summary
-    validated(Sampling, preset.sampling, "sampling")
+    validate_model(Sampling, preset.sampling, "sampling")
     if preset.family == "llamagen":
         import torch
 

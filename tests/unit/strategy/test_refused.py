@@ -10,7 +10,7 @@ from support.engines import NAMED, engine_of
 from support.tiny import captions, tiny_models
 
 from lantern_accel.errors import RequestError, StrategyError
-from lantern_accel.strategy.rules import Lantern, LanternPP, validated
+from lantern_accel.strategy.rules import Lantern, LanternPP, validate_model
 from lantern_accel.strategy.sources import DraftConfig, DraftLength
 from lantern_accel.strategy.strategy import check_settings
 from lantern_accel.strategy.trees import (
@@ -144,7 +144,7 @@ def test_a_value_out_of_range_is_refused(kind: Any, values: dict[str, Any], fiel
     with pytest.raises(ValidationError, match=field):
         kind(**values)
     with pytest.raises(StrategyError, match=r"what: .*" + ("lambda" if field == "lam" else field)):
-        validated(kind, values, "what")
+        validate_model(kind, values, "what")
 
 
 def rising(*lengths: int) -> dict[str, Any]:

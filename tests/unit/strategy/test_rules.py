@@ -25,7 +25,7 @@ def generous() -> Iterator[type[AcceptanceRule]]:
         factor: float = 3.0
         runtime_params: ClassVar[tuple[str, ...]] = ("factor",)
 
-        def borrowed(self, tried: Tried, runtime_params: Tensor) -> tuple[Tensor, Tensor]:
+        def count_neighbours(self, tried: Tried, runtime_params: Tensor) -> tuple[Tensor, Tensor]:
             extra = (runtime_params[0] - 1) * tried.px
             return torch.zeros_like(tried.px, dtype=torch.int32), extra
 
@@ -44,7 +44,7 @@ def test_a_new_rule_is_one_class(generous: type[AcceptanceRule]) -> None:
     strict = finish(engine_of(models, NAMED["eagle"], SAMPLED, batch=4))
     loose = finish(engine_of(models, strategy, SAMPLED, batch=4))
     assert loose.step_compression > strict.step_compression
-    assert (loose.price > 0).all() and not strict.price.any()
+    assert (loose.quality_loss > 0).all() and not strict.quality_loss.any()
 
 
 @pytest.mark.parametrize(

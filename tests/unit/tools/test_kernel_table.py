@@ -52,7 +52,7 @@ BOUNDS = {
 
 def within(case: Any, generation: int) -> None:
     """Check that a kernel spills nothing, repeats nothing, runs on the card and stays within bounds."""
-    taken = tool.compiled(case, generation)
+    taken = tool.compile_case(case, generation)
     assert tool.sound(case, generation, taken), (case.shape, taken)
     assert tool.occupancy(taken, case.warps, generation) > 0
     for (kernel, shape), (ampere, hopper, barriers) in BOUNDS.items():
@@ -63,8 +63,8 @@ def within(case: Any, generation: int) -> None:
 
 #: Every kernel's function, of which the first shape is compiled in the quick tier.
 FUNCTIONS = (
-    "rms_norm swiglu rotate_write attend enter guide few filter draw race_pieces race_join walk choose"
-    " advance fresh drafted logits weigh settle product tiles together"
+    "rms_norm swiglu rotate_write attend enter guide few filter sample_kernel race_pieces race_join walk"
+    " choose advance fresh best_drafts logits weigh settle product tiles together"
 )
 
 

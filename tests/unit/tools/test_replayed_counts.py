@@ -18,12 +18,7 @@ from lantern_accel.errors import RequestError
 from lantern_accel.generation import measurements as automatic
 from lantern_accel.strategy.length_policy import AcceptancePolicy
 from lantern_accel.strategy.sources import DraftLength
-from lantern_accel.strategy.values import (
-    ChainTree,
-    SelfDrafts,
-    Strategy,
-    Window,
-)
+from lantern_accel.strategy.values import ChainTree, SelfDrafts, Strategy, Window
 
 
 @pytest.fixture
@@ -106,7 +101,7 @@ def test_a_size_is_raced_with_and_without_the_head(
         sizes |= {"conditioning": "class", "prefix_length": 1, "num_classes": 10}
     size.write_text(json.dumps(sizes))
     given = SimpleNamespace(prompts={"composed": ["red heart"]}, seeds=(1,))
-    rows = list(publish.sized(given, str(tiny_model), str(size)))
+    rows = list(publish.run_size(given, str(tiny_model), str(size)))
     assert [(row["strategy"], row["head"]) for row in rows] == list(publish.STRATEGIES[:3])
     assert all(row["seconds"][0] > 0 and row["prompt"] == "red heart" for row in rows)
     assert not list((tmp_path / "cache/choices").glob("*.json")), "replayed counts choose nothing"

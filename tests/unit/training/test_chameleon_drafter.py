@@ -83,7 +83,7 @@ def test_lumina_gets_a_drafter_from_its_own_pictures(lumina: Path, tmp_path: Pat
         with pytest.raises(RequestError, match="cannot make 17x8"):
             run_model_drafter(pipe, settings, out, device, **{**words, "size": (17, 8)})
         long = {"prompts": ["fox", "fox " * 5000], "samples": 2, "size": SIZE}
-        with pytest.raises(RequestError, match="shorten the prompt"):
+        with pytest.raises(RequestError, match="show the prompt"):
             run_model_drafter(pipe, settings, tmp_path / "long", device, **long)  # type: ignore[arg-type]
         assert not (tmp_path / "long").exists()
         with pytest.raises(ModelError, match="cannot have these blocks or taps: n_layer"):
@@ -120,7 +120,7 @@ def test_prompts_of_any_length_and_none_share_a_batch(anole: Path) -> None:
         lengths: dict[float, set[int]] = {}
         for dropout in (0.0, 0.999):
             source = ModelFeatures(pipe, PROMPTS, codes, text_dropout=dropout)
-            batch = source.draw(12, random.Random(1), heldout=False)
+            batch = source.sample_batch(12, random.Random(1), heldout=False)
             assert batch.mask is not None
             assert batch.condition is not None
             for row, mask in enumerate(batch.mask):
@@ -155,7 +155,7 @@ def test_the_loss_is_of_image_tokens_alone(lumina: Path) -> None:
         torch.manual_seed(1)
         for weight in drafter.layers.parameters():
             torch.nn.init.normal_(weight)  # so that every prompt token counts
-        batch = source.draw(6, random.Random(0), heldout=False)
+        batch = source.sample_batch(6, random.Random(0), heldout=False)
         still = torch.zeros_like(batch.states)
         assert batch.mask is not None
         assert batch.condition is not None

@@ -59,7 +59,7 @@ class Codes:
         with torch.no_grad():
             self.gpt.output.weight.mul_(3)
 
-    def draw(
+    def sample_batch(
         self, size: int, rng: random.Random, *, heldout: bool, coupled: bool = False
     ) -> Features:
         generator = torch.Generator().manual_seed(rng.getrandbits(40))
@@ -89,10 +89,10 @@ def test_training_lowers_the_loss(further: dict[str, object], tmp_path: Path) ->
 def test_coupled_rows_are_joined_as_decoding_joins_them() -> None:
     """The loss of a drafter that says what the target says is the guided target's own entropy."""
     source = Codes()
-    batch = source.draw(3, random.Random(0), heldout=False, coupled=True)
+    batch = source.sample_batch(3, random.Random(0), heldout=False, coupled=True)
 
     class Knows(torch.nn.Module):
-        def fused(self, features: torch.Tensor) -> torch.Tensor:
+        def fuse_states(self, features: torch.Tensor) -> torch.Tensor:
             return features
 
         def forward_image(
@@ -114,7 +114,7 @@ def test_predictions_are_fed_in_the_image_only_and_alike_in_both_branches() -> N
     source, device = Codes(), TrainDevice(open_backend("cpu"), "float32")
     chosen = config(coupled=True, predicted_share=0.5)
     task = DrafterTask(chosen, source, device)
-    batch = source.draw(2, random.Random(0), heldout=False, coupled=True)
+    batch = source.sample_batch(2, random.Random(0), heldout=False, coupled=True)
     own = task._own(batch, torch.Generator().manual_seed(0))
     assert own is not None and own.shape == (4, 15)
     assert torch.equal(own[:2], own[2:]) and not own[:, 0].any() and own.any()
@@ -196,13 +196,13 @@ def test_states_that_are_kept_are_those_that_are_made(coupled: bool, tmp_path: P
         for kept in (0, 3 * row, 1 << 20):
             source = ModelFeatures(pipeline, prompts, codes, text_dropout=0.3, kept_bytes=kept)
             rng = random.Random(0)
-            drawn = [source.draw(4, rng, heldout=False, coupled=coupled) for _ in range(12)]
+            drawn = [source.sample_batch(4, rng, heldout=False, coupled=coupled) for _ in range(12)]
             wanted = wanted or [batch.states for batch in drawn]
             for batch, states in zip(drawn, wanted, strict=True):
                 torch.testing.assert_close(batch.states, states, rtol=1e-5, atol=1e-5)
             assert len(source._kept) == min(kept // row, 10)
             ran.clear()
-            source.draw(4, rng, heldout=False, coupled=coupled)
+            source.sample_batch(4, rng, heldout=False, coupled=coupled)
             assert bool(ran) == (kept < 1 << 20)
 
 

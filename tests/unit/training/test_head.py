@@ -193,7 +193,7 @@ def test_what_cannot_be_trained_on_is_said_in_a_sentence(
     with pytest.raises(DataError, match="1 prompt is too few"):
         run(folder, tmp_path, prompts=PROMPTS[:1])
     with monkeypatch.context() as patch:  # before any image is generated
-        patch.setattr(recording, "draw_batch", Mock(side_effect=AssertionError))
+        patch.setattr(recording, "generate_batch", Mock(side_effect=AssertionError))
         with pytest.raises(DataError, match="another model or other prompts"):
             run(folder, trained / "head", prompts=PROMPTS[:3])
         with pytest.raises(DataError, match=r"steps was 4, is 5.*start over with --restart"):

@@ -158,12 +158,12 @@ def test_states_are_those_of_the_size_that_is_trained_on(kind: str, folder: Path
         tokens = fitted.config.num_tokens
         codes = torch.randint(16, (4, tokens), generator=torch.Generator().manual_seed(0))
         source = ModelFeatures(pipe, PROMPTS, codes, text_dropout=0.4, encoded=encoded, taps=(1,))
-        batch = source.draw(4, random.Random(1), heldout=False)
+        batch = source.sample_batch(4, random.Random(1), heldout=False)
         assert batch.condition is not None and batch.mask is not None
         want = fitted.forward_dense(batch.condition, batch.codes[:, :-1], batch.mask, (1,))
         torch.testing.assert_close(batch.states, want, rtol=1e-4, atol=1e-4)
         drafter = model.family.fresh_drafter(source.gpt, 1, (1,))
-        fed = drafter.fused(batch.states[:, :-1])
+        fed = drafter.fuse_states(batch.states[:, :-1])
         out = drafter.forward_image(batch.condition, batch.codes[:, :-1], fed, batch.mask[:, :-1])
         # What pads hold reaches nobody.
         other = torch.where(batch.mask, batch.condition, 0)

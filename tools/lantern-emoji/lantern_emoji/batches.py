@@ -81,7 +81,9 @@ class Batches:
         ids = torch.tensor(rows)
         return ids, ids != PAD_ID
 
-    def draw(self, size: int, rng: random.Random, *, plain: bool = False) -> tuple[Tensor, ...]:
+    def sample_batch(
+        self, size: int, rng: random.Random, *, plain: bool = False
+    ) -> tuple[Tensor, ...]:
         """Return ``ids, mask, codes``; ``plain`` takes the first view and the bare name."""
         codes = np.empty((size, self.tokens.shape[-1]), np.int64)
         texts = []

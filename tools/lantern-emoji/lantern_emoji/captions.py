@@ -53,18 +53,18 @@ def caption(record: Record, rng: random.Random, default_style: str | None = None
     if kind < 0.50:
         text = name
     elif kind < 0.72:
-        text = _styled(name, record, rng)
+        text = _add_style(name, record, rng)
     elif kind < 0.84 and record.tags:
         count = min(len(record.tags), rng.choice((1, 1, 2)))
         text = " ".join([name, *rng.sample(list(record.tags), count)])
     else:
         text = rng.choice(FRAMES).format(name)
     if default_style not in (None, record.style) and record.style not in text:
-        text = _styled(text, record, rng)
+        text = _add_style(text, record, rng)
     return normalise(text)
 
 
-def _styled(text: str, record: Record, rng: random.Random) -> str:
+def _add_style(text: str, record: Record, rng: random.Random) -> str:
     return rng.choice(("{n} {s} style", "{s} {n}", "{n} {s}")).format(n=text, s=record.style)
 
 

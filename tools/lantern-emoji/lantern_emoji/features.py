@@ -43,11 +43,11 @@ class TextTargetFeatures:
     def gpt(self) -> LlamaGenGPT:
         return self.target.gpt
 
-    def draw(
+    def sample_batch(
         self, size: int, rng: random.Random, *, heldout: bool, coupled: bool = False
     ) -> Features:
         """Return one batch; held-out ones are plain names of concepts never trained on."""
-        batch = self._batches[heldout].draw(size, rng, plain=heldout)
+        batch = self._batches[heldout].sample_batch(size, rng, plain=heldout)
         share = 0.0 if heldout or coupled else self._dropout
         drop = torch.tensor([rng.random() < share for _ in range(size)])
         if coupled:

@@ -186,7 +186,7 @@ def draw_scenes(data: EmojiDataset, count: int, seed: int) -> list[Scene]:
     return [drawer.scene() for _ in range(count)]
 
 
-def _dyed(rgb: NDArray[np.float32], colour: tuple[float, float, float]) -> NDArray[np.float32]:
+def _shift_hue(rgb: NDArray[np.float32], colour: tuple[float, float, float]) -> NDArray[np.float32]:
     """Give colours ``[..., 3]`` another hue; their greyness and brightness stay."""
     low, high = rgb.min(-1, keepdims=True), rgb.max(-1, keepdims=True)
     return np.asarray(low + (high - low) * np.array(colour, np.float32), dtype=np.float32)
@@ -202,7 +202,7 @@ def render_scene(data: EmojiDataset, scene: Scene) -> NDArray[np.uint8]:
         # Premultiplied by the coverage, so that resizing mixes nothing in from outside.
         own = data.images[part.record] - (np.float32(255.0) - cover[..., None].astype(np.float32))
         if part.dye is not None:
-            own = _dyed(own, HUES[part.dye])
+            own = _shift_hue(own, HUES[part.dye])
         stack = np.concatenate((own, cover[..., None].astype(np.float32)), axis=-1)
         if part.mirrored:
             stack = stack[:, ::-1]

@@ -30,7 +30,7 @@ def evaluate(model: TextTarget, batches: Batches, device: TrainDevice, count: in
     total = 0.0
     for start in range(0, count, 32):
         size = min(32, count - start)
-        ids, mask, codes = device.to(*batches.draw(size, rng, plain=True))
+        ids, mask, codes = device.to(*batches.sample_batch(size, rng, plain=True))
         free = torch.zeros(size, dtype=torch.bool, device=device.device)
         with device.autocast():
             total += float(model(ids, mask, free, codes)) * size
@@ -73,7 +73,7 @@ class TargetTask(Task):
     def step(self, index: int, rate: float, done: float, rng: random.Random) -> dict[str, float]:
         """Take one optimizer step."""
         config = self.config
-        batch = self.train.draw(config.batch_size, rng)
+        batch = self.train.sample_batch(config.batch_size, rng)
         drop = torch.tensor([rng.random() < config.text_dropout for _ in range(len(batch[0]))])
         ids, mask, codes, dropped = self.device.to(*batch, drop)
         with self.device.autocast():
@@ -98,7 +98,7 @@ class TargetTask(Task):
         for name, value in state["average"].items():
             self.average[name].copy_(value)
 
-    def averaged(self) -> TextTarget:
+    def average_weights(self) -> TextTarget:
         """Return a copy of the model with the averaged weights."""
         own = self.model
         model = TextTarget(TextEncoder(own.text.config), LlamaGenGPT(own.gpt.config))
@@ -107,7 +107,7 @@ class TargetTask(Task):
 
     def evaluate(self, index: int) -> dict[str, float]:
         """Return the averaged model's likelihoods on held-out data, and make its samples."""
-        model = self.averaged()
+        model = self.average_weights()
         self.draw(model, self.out / "samples" / f"step-{index}.png")
         return {name: evaluate(model, data, self.device) for name, data in self.judged.items()}
 
@@ -134,7 +134,7 @@ def train_target(
     done = run(task, config, out, device, progress, resume=resume)
     nll = done.running.get("loss")
     report = done.report(config, device, model, train_nll=nll, **task.evaluate(done.step))
-    kept = task.averaged()
+    kept = task.average_weights()
     write_model(kept.gpt, out, "target")
     write_model(kept.text, out, "text")
     write_json(out / "report.json", report)

@@ -178,7 +178,7 @@ class TokenizerTask(Task):
         for name, value in state["smooth"].items():
             self.smooth[name].copy_(value)
 
-    def kept(self) -> VQModel:
+    def get_model(self) -> VQModel:
         """Return the model that is judged and kept; for a decoder alone, the averaged one."""
         if not self.smooth:
             return self.model
@@ -237,7 +237,7 @@ class TokenizerTask(Task):
 
     def evaluate(self, index: int) -> dict[str, float]:
         """Return the PSNR of a few held-out images; draw some above what the tokenizer makes of them."""
-        seen, _ = reconstruct(self.kept(), self.heldout)
+        seen, _ = reconstruct(self.get_model(), self.heldout)
         _save_pairs(self.heldout[:24], seen[:24], self.out / "samples" / f"step-{index}.png")
         return {"heldout_psnr": float(psnr(self.heldout, seen).mean())}
 
@@ -277,7 +277,7 @@ def train_tokenizer(
     seed_everything(config.seed)
     task = TokenizerTask(config, data, device, out, start)
     done = run(task, config, out, device, progress, resume=resume)
-    write_model(task.kept(), out, "vq")
+    write_model(task.get_model(), out, "vq")
     model = load_tokenizer(out, device.device)
     return _report(model, data, out, done.step, done.elapsed, config.batch_size)
 

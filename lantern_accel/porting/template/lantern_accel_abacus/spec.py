@@ -26,7 +26,7 @@ class Spec(BackendSpec):
     def probe(self) -> Probe:
         """Look for the device without allocating anything on it."""
         # Where there is none: Probe.missing("the driver is not loaded", "install the driver from ...")
-        return Probe.found("Abacus, torch's CPU in its place")
+        return Probe.of_devices("Abacus, torch's CPU in its place")
 
     def open(self, index: int, options: Mapping[str, object]) -> Backend:
         """Open device ``index``; it takes no options yet."""

@@ -15,15 +15,8 @@ from lantern_accel.files import read_json_file, write_json
 from lantern_accel.progress import Progress
 from lantern_accel.records import not_measured
 from lantern_accel_profiles.evaluation.schema import Metric, Reading
-from lantern_accel_profiles.evaluation.suite.drawing import SuiteRequest
-from lantern_accel_profiles.evaluation.suite.networks import (
-    FeatureNetwork,
-    Scorer,
-    Unavailable,
-    load_network,
-    load_scorer,
-)
-from lantern_accel_profiles.evaluation.suite.pictures import (
+from lantern_accel_profiles.evaluation.suite.generation import SuiteRequest
+from lantern_accel_profiles.evaluation.suite.image_files import (
     Real,
     Seen,
     cache_path,
@@ -33,6 +26,13 @@ from lantern_accel_profiles.evaluation.suite.pictures import (
     read_image,
     read_reference,
     stats_of,
+)
+from lantern_accel_profiles.evaluation.suite.networks import (
+    FeatureNetwork,
+    Scorer,
+    Unavailable,
+    load_network,
+    load_scorer,
 )
 from lantern_accel_profiles.evaluation.suite.protocol import Preprocessing
 from lantern_accel_profiles.quality.interval import mean

@@ -27,7 +27,7 @@ from lantern_accel_profiles.evaluation.suite.protocol import Protocol as PaperPr
 INSTALL = "pip install 'lantern-accel[metrics]'"
 #: How long a server may take to answer at all.
 REACH_SECONDS = 10
-Tell = Callable[[str], None]
+Reporter = Callable[[str], None]
 
 
 class Unavailable(LanternError):
@@ -118,7 +118,7 @@ class Vgg16:
 
 
 def load_network(
-    name: str, given: Mapping[str, Path], device: torch.device, tell: Tell
+    name: str, given: Mapping[str, Path], device: torch.device, tell: Reporter
 ) -> FeatureNetwork:
     """Return a feature network by name; raises :class:`Unavailable` with the reason."""
     library("torch_fidelity" if name == "inception" else "torchvision")  # before large files
@@ -180,7 +180,11 @@ class OpenClip:
 
 
 def load_scorer(
-    key: str, protocol: PaperProtocol, given: Mapping[str, Path], device: torch.device, tell: Tell
+    key: str,
+    protocol: PaperProtocol,
+    given: Mapping[str, Path],
+    device: torch.device,
+    tell: Reporter,
 ) -> Scorer:
     """Return the scorer of ``clip`` or ``hpsv2``; raises :class:`Unavailable`."""
     library("open_clip")
@@ -226,7 +230,7 @@ def read_given(words: list[str]) -> dict[str, Path]:
     return found
 
 
-def weights_file(key: str, given: Mapping[str, Path], tell: Tell) -> Path:
+def weights_file(key: str, given: Mapping[str, Path], tell: Reporter) -> Path:
     """Return a file of weights: the one that was named, the cached one, or one that is fetched now.
 
     Raises :class:`Unavailable` with what is missing, its size and licence, and how to name it.
@@ -243,8 +247,8 @@ def weights_file(key: str, given: Mapping[str, Path], tell: Tell) -> Path:
         ) from None
 
 
-def _from_hub(repo: str, one: Weights, tell: Tell) -> Path:
-    found = hub.cached(repo, one.file)
+def _from_hub(repo: str, one: Weights, tell: Reporter) -> Path:
+    found = hub.find_cached(repo, one.file)
     if found is None:
         hub.reach(repo, one.file)
         tell(f"fetching {one}")
@@ -252,7 +256,7 @@ def _from_hub(repo: str, one: Weights, tell: Tell) -> Path:
     return found
 
 
-def _from_url(one: Weights, tell: Tell) -> Path:
+def _from_url(one: Weights, tell: Reporter) -> Path:
     path = cache_dir() / "metrics" / one.url.rpartition("/")[2]
     if path.is_file():
         return path

@@ -16,16 +16,16 @@ from lantern_accel.records import not_measured
 from lantern_accel.store import check_same
 from lantern_accel_profiles.evaluation.schema import Reading, Scored, Speed, Suite
 from lantern_accel_profiles.evaluation.suite.captions import digest
-from lantern_accel_profiles.evaluation.suite.drawing import (
+from lantern_accel_profiles.evaluation.suite.generation import (
     Chunk,
     SuiteImages,
     SuiteRequest,
     find_images,
 )
+from lantern_accel_profiles.evaluation.suite.image_files import Real
 from lantern_accel_profiles.evaluation.suite.judges import SCORERS, Judges
-from lantern_accel_profiles.evaluation.suite.pictures import Real
 from lantern_accel_profiles.evaluation.suite.protocol import published_rows
-from lantern_accel_profiles.quality.interval import paired, share
+from lantern_accel_profiles.quality.interval import estimate_paired, share
 
 
 def speed_of(chunks: Sequence[Chunk], vanilla: Sequence[Chunk] | None) -> Speed:
@@ -43,11 +43,11 @@ def speed_of(chunks: Sequence[Chunk], vanilla: Sequence[Chunk] | None) -> Speed:
         )
     else:
         times = [c.seconds for c in warm], [float(c.images) for c in warm]
-        seconds = paired(share, *times, in_turns=True)
+        seconds = estimate_paired(share, *times, in_turns=True)
         pairs = [] if vanilla is None else zip(vanilla, chunks, strict=True)
         both = [(a.seconds, b.seconds) for a, b in pairs if a.warm and b.warm]
         if both:
-            faster = paired(share, *map(list, zip(*both, strict=True)), in_turns=True)
+            faster = estimate_paired(share, *map(list, zip(*both, strict=True)), in_turns=True)
         elif vanilla is None:
             faster = not_measured("vanilla is not among the strategies")
         else:
@@ -55,10 +55,10 @@ def speed_of(chunks: Sequence[Chunk], vanilla: Sequence[Chunk] | None) -> Speed:
     return Speed(
         seconds_per_image=seconds,
         speedup=faster,
-        tokens_per_step=paired(share, *counted)
+        tokens_per_step=estimate_paired(share, *counted)
         if all(counted[1])
         else not_measured("no step was taken"),
-        total_variation_per_token=paired(share, moved, [float(c.tokens) for c in chunks]),
+        total_variation_per_token=estimate_paired(share, moved, [float(c.tokens) for c in chunks]),
     )
 
 
@@ -133,7 +133,7 @@ class SuiteRun:
             self.say.start(f"{label}: images", len(prompts))
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=CUT)  # counted when they were checked
-                chunks = self.drawn.draw(strategy, folder, self.say.advance)
+                chunks = self.drawn.generate_missing(strategy, folder, self.say.advance)
             self.say.finish()
             self.pipeline.release_engines()  # the metrics' networks may need the memory
             if strategy.name == "vanilla" and vanilla is None:

@@ -49,7 +49,7 @@ class Pebbles(Family):
         mine = [key for key in checkpoint if key.startswith(PREFIX[part])]
         return {key.removeprefix(PREFIX[part]): Recipe((key,)) for key in mine}
 
-    def picture(self, manifest, size=None):
+    def image_size(self, manifest, size=None):
         own = (manifest.target.columns * SIDE, manifest.target.rows * SIDE)
         if size not in (None, own):
             raise RequestError(f"{manifest.name} draws {own[0]}x{own[1]} pixels only")
@@ -59,7 +59,7 @@ class Pebbles(Family):
         return NAMES[: manifest.target.prompts]
 
     def conditions(self, model, prompts, device, dtype, size=None):
-        self.picture(model.manifest, size)
+        self.image_size(model.manifest, size)
         for prompt in prompts:
             if prompt not in NAMES:
                 raise RequestError(f"{prompt!r} is not a pebble; choose from {', '.join(NAMES)}")

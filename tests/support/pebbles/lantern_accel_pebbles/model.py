@@ -78,7 +78,7 @@ def blocks(c):
 class Target(Tabled):
     draft_head = stack = None  # it has no draft head, and no fused step takes it
     own_prompts = False  # guidance branches share a mask, and every prompt has one length
-    undrawn = 0  # every id of the head is a code
+    unsampled = 0  # every id of the head is a code
 
     def __init__(self, config, ops=REFERENCE):
         super().__init__()
@@ -103,7 +103,7 @@ class Target(Tabled):
         shape = (rows, self.config.prefix_length)
         return torch.zeros(shape, dtype=self.ops.index, device=self.output.weight.device)
 
-    def allowed(self):
+    def allowed_codes(self):
         c, device = self.config, self.output.weight.device
         kind = torch.zeros(c.rows, c.columns + 1, dtype=self.ops.index, device=device)
         kind[:, -1] = 1

@@ -143,7 +143,7 @@ def test_a_first_use_says_that_it_builds_and_a_second_one_waits(
     _compiler(monkeypatch, tmp_path, script)
     units = build.chosen_units()
     found: list[str] = []
-    _twice_at_once(lambda: found.append(build.compiled(units).read_text()))
+    _twice_at_once(lambda: found.append(build.build_library(units).read_text()))
     assert found == ["whole\n", "whole\n"]
     # Every source of every unit, and the link.
     assert len(calls.read_text().splitlines()) == len(units) * len(build._SOURCES) + 1
@@ -151,7 +151,7 @@ def test_a_first_use_says_that_it_builds_and_a_second_one_waits(
     assert told[0] == "building native CPU kernels, once"
     assert told[1].startswith("building native CPU kernels, once: done in ")
     assert told[-1].startswith("waiting for another process")
-    build.compiled(units)
+    build.build_library(units)
     assert len(told) == len(caplog.records)
 
 

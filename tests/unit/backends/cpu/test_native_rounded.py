@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.device.packed import dense
-from lantern_accel.nn.rounding import ROUNDINGS, Rounded, rounded
+from lantern_accel.nn.rounding import ROUNDINGS, Rounded, round_weight
 from lantern_accel_cpu.backend import DeviceBackend
 from lantern_accel_cpu.native.backend import NativeCpu
 from lantern_accel_cpu.native.rounded import RoundedPanels
@@ -32,7 +32,7 @@ SIZES = [
 @functools.cache
 def reference(name: str, outputs: int, inputs: int) -> tuple[Rounded, RoundedPanels, RoundedPanels]:
     """Return a matrix as the reference rounds it, and a target's and a copy's panels of it."""
-    made = rounded(draw(4, outputs, inputs), ROUNDINGS[name])
+    made = round_weight(draw(4, outputs, inputs), ROUNDINGS[name])
     return made, RoundedPanels.of(made), RoundedPanels.of(made, drafts=True)
 
 
@@ -67,8 +67,8 @@ def check_product(found: Tensor, x: Tensor, made: Rounded, words: bool = False) 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize(("out", "inputs"), [(32, 64), (33, 67), (70, 130), (1, 1)])
 def test_panels_give_back_what_they_were_made_of(name, out, inputs):
-    made = rounded(draw(1, out, inputs), ROUNDINGS[name])
-    back = RoundedPanels.of(made).rounded()
+    made = round_weight(draw(1, out, inputs), ROUNDINGS[name])
+    back = RoundedPanels.of(made).to_rounded()
     assert torch.equal(back.levels(), made.levels())
     assert torch.equal(back.step, made.step)
     assert torch.equal(back.dense(torch.float32), made.dense(torch.float32))
@@ -91,7 +91,7 @@ def test_a_matrix_is_rounded_as_the_reference_rounds_it(unit, name, dtype, packe
         with threads(2):
             found = ops.pack(source, how, drafts)
         whole = dense(source) if packed else given
-        codes = rounded(whole, how, tries=1) if drafts else rounded(whole, how)
+        codes = round_weight(whole, how, tries=1) if drafts else round_weight(whole, how)
         made = RoundedPanels.of(codes, drafts)
         assert torch.equal(found.panels, made.panels), (out, inputs)
         assert (found.address & 15) == (made.address & 15), "how it is kept"
@@ -102,7 +102,7 @@ def test_without_kernels_the_reference_rounds():
 
 
 def test_a_matrix_of_several_pieces_is_ordered_as_a_whole(monkeypatch):
-    made = rounded(draw(2, 100, 128), ROUNDINGS["int4"])
+    made = round_weight(draw(2, 100, 128), ROUNDINGS["int4"])
     whole = RoundedPanels.of(made).panels
     monkeypatch.setattr("lantern_accel_cpu.native.rounded._AT_ONCE", 4096)
     assert torch.equal(RoundedPanels.of(made).panels, whole)
@@ -147,7 +147,7 @@ def test_a_copys_products_lose_nothing_where_8_bits_hold_the_activations(unit, n
 def test_the_largest_codes_and_activations_leave_no_register(unit, name, sign, drafts):
     weight = torch.ones(40, 512)
     weight[:, ::64] = -1.0  # the other end of every group
-    made = rounded(weight, ROUNDINGS[name])
+    made = round_weight(weight, ROUNDINGS[name])
     for rows in (1, 5, 9):
         x = torch.full((rows, 512), sign, dtype=torch.float32 if drafts else torch.bfloat16)
         found = kernels(unit).linear(x, RoundedPanels.of(made, drafts), None)
@@ -160,7 +160,7 @@ def test_a_copys_products_are_off_by_half_a_step_of_each_activation_at_most(unit
     ops = kernels(unit)
     for rows, inputs, outputs in SIZES:
         x = draw(3, rows, inputs)
-        made = rounded(draw(4, outputs, inputs), ROUNDINGS[name])
+        made = round_weight(draw(4, outputs, inputs), ROUNDINGS[name])
         found = ops.linear(x, RoundedPanels.of(made, drafts=True), None)
         weight = made.dense(torch.float64)
         bound = 1.001 * half_steps(x, SPAN, 127) @ weight.abs().T + 1e-3 * made.step.double().amax()
@@ -169,7 +169,7 @@ def test_a_copys_products_are_off_by_half_a_step_of_each_activation_at_most(unit
 
 def test_a_bias_is_added_and_other_dtypes_go_the_references_way():
     ops = kernels()
-    made = rounded(draw(7, 48, 96), ROUNDINGS["int8"])
+    made = round_weight(draw(7, 48, 96), ROUNDINGS["int8"])
     panels, bias = RoundedPanels.of(made), draw(8, 48)
     x = draw(9, 3, 96)
     expected = x @ made.dense(torch.float32).T + bias

@@ -83,11 +83,11 @@ def test_draws_are_those_of_running_sums_in_double(unit: str) -> None:
         weights[weights < 1] = 0.0
         weights[3] = 0.0
         u = uniform(size, 50, 4)
-        want = reference.draw(weights, u)
-        assert torch.equal(sampling.draw(library, weights, u), want)
-        alone = sampling.draw(library, weights, u[:, :1])
+        want = reference.sample(weights, u)
+        assert torch.equal(sampling.sample_codes(library, weights, u), want)
+        alone = sampling.sample_codes(library, weights, u[:, :1])
         assert alone is not None
-        assert torch.equal(alone[:, 0], reference.draw(weights, u[:, 0]))
+        assert torch.equal(alone[:, 0], reference.sample(weights, u[:, 0]))
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -144,7 +144,7 @@ def situation(seed: int, vocab: int, drawn: bool) -> tuple[Any, Tensor]:
     shapes = [random_parents(rng, nodes) for _ in range(batch)]
     logits = 2.5 * native.draw(seed, batch, nodes, vocab)
     q = (logits + native.draw(seed + 1, batch, nodes, vocab)).softmax(-1)
-    picks = REFERENCE.draw(q, uniform(seed, batch, nodes, 4))
+    picks = REFERENCE.sample(q, uniform(seed, batch, nodes, 4))
     tokens = torch.zeros(batch, nodes, dtype=torch.int64)
     for image, parents in enumerate(shapes):
         for node in range(1, nodes):
@@ -184,7 +184,7 @@ def test_a_tree_is_walked_as_the_reference_walks(
         assert torch.equal(got.length, want.length)
         assert torch.equal(got.bonus, want.bonus)
         torch.testing.assert_close(got.weights, want.weights, rtol=1e-4, atol=1e-6)
-        torch.testing.assert_close(got.price, want.price, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(got.quality_loss, want.quality_loss, rtol=1e-4, atol=1e-5)
         accepted += int(got.length.sum())
         refused += int((got.length == 0).sum())
     assert accepted > 4
@@ -193,7 +193,7 @@ def test_a_tree_is_walked_as_the_reference_walks(
 
 def test_a_rule_of_another_kind_goes_the_reference_s_way() -> None:
     class Half(NearestCodes):
-        def bound(self, px: Tensor, runtime_params: Tensor) -> Tensor:
+        def bound_mass(self, px: Tensor, runtime_params: Tensor) -> Tensor:
             return 0.5 * px
 
     backend = NativeCpu(0, native.kernels())

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.memory.footprint import LiveBytes
-from lantern_accel.nn.rounding import ROUNDINGS, rounded
+from lantern_accel.nn.rounding import ROUNDINGS, round_weight
 from lantern_accel_cpu import pages
 
 MB = 2**20
@@ -85,7 +85,7 @@ def test_packed_weights_and_caches_do(monkeypatch: pytest.MonkeyPatch) -> None:
             assert found.pop() >= 512 * 512 * dtype.itemsize
         for name in ("int8", "int6", "int4"):
             whole = ROUNDINGS[name]
-            assert backend.pack(rounded(weight, whole)).nbytes == found.pop()
+            assert backend.pack(round_weight(weight, whole)).nbytes == found.pop()
             fewer = backend.pack(weight, whole)
             assert fewer is not None and fewer.nbytes == found.pop()
         layout = backend.kv_layout(3, 2, 256, 8, 64, torch.bfloat16)

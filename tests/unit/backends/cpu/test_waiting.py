@@ -33,7 +33,7 @@ def test_threads_sleep_while_they_wait_for_native_steps(
 ) -> None:
     monkeypatch.setattr(build, "missing", lambda: missing)
     given = dict(environ)
-    Spec().configured(options).prepare(given)
+    Spec().configure(options).prepare(given)
     assert {name: given[name] for name in WAITING if name in given} == waiting
 
 

@@ -14,7 +14,7 @@ from support.interpreter import interpreted
 from torch import Tensor
 
 from lantern_accel.device.plan import WindowPlan
-from lantern_accel.nn.rounding import packed
+from lantern_accel.nn.rounding import pack_levels
 from lantern_accel.strategy.rules import Exact, LanternPP
 from lantern_accel.testing.result import Failed
 from lantern_accel_cuda import agreement
@@ -27,7 +27,7 @@ CHECKS: dict[str, Callable[[agreement.Site], Any]] = {
     **agreement.KERNELS,
     "race": partial(agreement.race, sizes=(300,)),
     "accept": partial(agreement.walks, size=150, images=2),
-    "rounded": partial(agreement.rounded, rows=(2, 17)),
+    "rounded": partial(agreement.quantized_matmuls, rows=(2, 17)),
     "advance": partial(agreement.advance, passes=2, codes=CODES),
     "guess": partial(agreement.guesses, passes=2, codes=CODES),
 }
@@ -135,7 +135,7 @@ LONGER: list[tuple[str, str, Fault]] = [
     ("race", "race.exponential_of", lambda honest: lambda words: honest(words) * 1.01 + 0.01),
     ("accept", "accept._normalise", normalises(True)),
     ("accept", "accept._normalise", normalises(False)),
-    ("rounded", "rounded._planes", lambda honest: packed),
+    ("rounded", "rounded._planes", lambda honest: pack_levels),
     ("tiles", "tiles.launch", lambda honest: lambda x, *given: honest(x.roll(1, 1), *given)),
     ("advance", "advance.Advance.__call__", a_row_further),
     ("advance", "advance.Advance.__call__", fewer_positions),

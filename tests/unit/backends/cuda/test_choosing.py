@@ -43,7 +43,7 @@ def test_each_class_of_rows_has_what_was_fastest_and_the_times_are_kept(cache: P
         assert chosen == [0, 0, 0, 1, 1, None, None]
     assert asked == ["gate"]
     kept = {"gate 5120x1280 bfloat16": TIMES}
-    assert choices.kept() == kept
+    assert choices.list_times() == kept
     (line,) = lines(kept)
     assert "up to 16 rows shape 0, 0.0100 ms, 1311 GB/s" in line
     assert "up to 64 rows torch, 0.0200 ms" in line
@@ -69,7 +69,7 @@ class Kernels:
                 fault(q, k, v)
             return q
 
-        monkeypatch.setattr(layers, "rotated", rotated)
+        monkeypatch.setattr(layers, "project_heads", rotated)
         monkeypatch.setattr(choosing, "LEAST_BYTES", 0)
         monkeypatch.setattr(choosing, "MOST_BYTES", 2**16)
 
@@ -92,12 +92,12 @@ def test_a_shape_that_writes_something_else_is_not_timed(
 ) -> None:
     backend, double, _ = opened(monkeypatch, lambda *written: written[wrong].mul_(1.1))
     backend.shape_of("rotate", WEIGHT, 2)
-    (times,) = backend.choices.kept().values()
+    (times,) = backend.choices.list_times().values()
     assert [set(by) for by in times.values()] == [{"torch", "0"}] * 3
     assert double.done.count("capture_end") == 6
     # What the recordings held is given back once.
     assert double.done.count("empty_cache") == 1 and not backend.counters()["graph_bytes_kept"]
-    assert any("up to 16 rows" in one for one in lines(backend.choices.kept()))
+    assert any("up to 16 rows" in one for one in lines(backend.choices.list_times()))
 
 
 @compiles
@@ -109,7 +109,7 @@ def test_a_shape_that_cannot_be_compiled_is_not_timed(monkeypatch: pytest.Monkey
 
     backend, _, _ = opened(monkeypatch, refused)
     assert backend.shape_of("rotate", WEIGHT, 2) is not None
-    (times,) = backend.choices.kept().values()
+    (times,) = backend.choices.list_times().values()
     assert all(set(by) == {"torch", "0"} for by in times.values())
 
 
@@ -121,7 +121,7 @@ def test_a_recording_that_dies_goes_through_the_recorder_s_clean_up(
     double.refuses = "capture_end"
     assert [backend.shape_of("rotate", WEIGHT, rows) for rows in (2, 32, 64)] == [0, 0, 0]
     assert not backend.support("capture") and double.poisoned
-    assert "empty_cache" not in double.done and backend.choices.kept() == {}
+    assert "empty_cache" not in double.done and backend.choices.list_times() == {}
     backend.close()
 
 
@@ -139,7 +139,7 @@ def test_a_shape_that_loses_the_gpu_is_not_measured_again(monkeypatch: pytest.Mo
         backend.shape_of("gate", WEIGHT, 2)
     later, _, kernels = opened(monkeypatch, lose)
     assert later.shape_of("rotate", WEIGHT, 2) is None and kernels.shapes == []
-    assert [*later.choices.kept()] == ["rotate 384x32 bfloat16"]
+    assert [*later.choices.list_times()] == ["rotate 384x32 bfloat16"]
 
 
 @compiles

@@ -147,8 +147,8 @@ def test_exact_gives_a_node_the_same_bits_in_steps_of_any_length(
         return {most: {"0": 0.0} for most in ("16", "32", "64")}
 
     monkeypatch.setattr(few, "DTYPES", (torch.float32,))
-    monkeypatch.setattr(choosing, "measured", choice)
-    monkeypatch.setattr(choosing, "kept_dir", lambda name: None)
+    monkeypatch.setattr(choosing, "time_stage", choice)
+    monkeypatch.setattr(choosing, "persistent_dir", lambda name: None)
     backend, _ = doubled_backend(monkeypatch, preset="exact" if classes == {0} else "fast")
     vars(backend).pop("choices")
     dim, heads = 32, 2

@@ -114,7 +114,7 @@ def test_this_process_goes_on_where_a_kernel_ends_another_one(tmp_path: Path) ->
     with pytest.warns(UserWarning, match="left out"):
         assert [trust(name) for name in names] == [True, False, False, True, True]
     assert here == []
-    assert "misaligned" in trust.settled("loses") and "2 times" in trust.settled("dies")
+    assert "misaligned" in trust.known_verdict("loses") and "2 times" in trust.known_verdict("dies")
 
 
 def test_checks_say_how_many_there_are_before_they_start(
@@ -170,7 +170,7 @@ def test_one_preference_checks_no_other_s_kernel_and_a_first_step_s_run_together
     assert {name.split(" in ")[0] for share in shares for name in share} == set(EVERY_STEP)
     # The processes of this test keep nothing, so that this one checks what they were given.
     assert set(ran[1:]) == set(EVERY_STEP)
-    assert backend.trust.settled("guide") == PASSED
+    assert backend.trust.known_verdict("guide") == PASSED
 
 
 @compiles

@@ -56,7 +56,7 @@ def test_a_step_is_warmed_up_on_a_side_stream_then_captured_then_only_replayed(
     assert count.item() == WARMUPS  # a capture does not run what it records
     assert replay.captured
     assert replay.seconds > 0
-    assert replay.timed() is None  # one graph keeps no phases apart
+    assert replay.time_phases() is None  # one graph keeps no phases apart
     order = [line for line in double.done if "capture" in line or "waits for" in line]
     assert order[:2] == ["side 0 waits for default", "default waits for side 0"]
     assert order[-2:] == ["capture_begin thread_local", "capture_end"]
@@ -150,7 +150,7 @@ def test_phases_are_graphs_of_their_own_with_the_papers_names(
         names = [line for line in double.done if line.startswith("range")]
         assert names == [f"range {n}" for n in ("step", "draft", "verify", "accept", "commit")]
         assert double.done.count("replay") == 5
-        seconds = replay.timed()
+        seconds = replay.time_phases()
     # The double's clock goes on by a quarter of a second at every event.
     assert seconds == dict.fromkeys(("step", "draft", "verify", "accept", "commit"), 0.25)
 

@@ -10,7 +10,7 @@ import torch
 from support.cuda_double import doubled_backend
 from support.interpreter import compiles, interpreted
 
-from lantern_accel.nn.rounding import ROUNDINGS, Rounded, rounded
+from lantern_accel.nn.rounding import ROUNDINGS, Rounded, round_weight
 from lantern_accel.nn.transformer import Projection, pack
 
 LONG = pytest.mark.long
@@ -28,9 +28,9 @@ def drawn(seed: int, *shape: int) -> torch.Tensor:
 def test_columns_give_back_what_they_were_made_of(name: str, outputs: int, inputs: int) -> None:
     from lantern_accel_cuda.kernels.rounded import Columns
 
-    made = rounded(drawn(0, outputs, inputs), ROUNDINGS[name])
+    made = round_weight(drawn(0, outputs, inputs), ROUNDINGS[name])
     columns = Columns.of(made)
-    back = columns.rounded()
+    back = columns.to_rounded()
     assert torch.equal(back.codes, made.codes) and torch.equal(back.step, made.step)
     assert made.offset is None or torch.equal(back.offset, made.offset)
     assert torch.equal(columns.dense(torch.float32), made.dense(torch.float32))
@@ -56,7 +56,7 @@ def test_products_are_those_of_the_dense_matrix(
 ) -> None:
     from lantern_accel_cuda.kernels import rounded as kernels
 
-    made = rounded(drawn(1, outputs, inputs) * inputs**-0.5, ROUNDINGS[name])
+    made = round_weight(drawn(1, outputs, inputs) * inputs**-0.5, ROUNDINGS[name])
     columns = kernels.Columns.of(made)
     x, bias = drawn(2, 2, rows, inputs).to(dtype)[:1], drawn(3, outputs).to(dtype)
     scale = x.double().abs() @ made.dense(torch.float64).abs().t()
@@ -79,7 +79,7 @@ def test_products_are_those_of_the_dense_matrix(
 def test_a_rows_product_depends_on_no_other_row_of_its_block(name: str) -> None:
     from lantern_accel_cuda.kernels import rounded as kernels
 
-    columns = kernels.Columns.of(rounded(drawn(4, 40, 640), ROUNDINGS[name]))
+    columns = kernels.Columns.of(round_weight(drawn(4, 40, 640), ROUNDINGS[name]))
     assert kernels.pieces_of(640, 40, CORES) > 1
     x = drawn(5, 20, 640).half()
     whole = kernels.multiply(x, columns, None, CORES, tiled=False)
@@ -93,7 +93,7 @@ def test_a_rows_product_depends_on_no_other_row_of_its_block(name: str) -> None:
 def test_many_rows_take_the_dense_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     from lantern_accel_cuda.kernels import rounded as kernels
 
-    made = rounded(drawn(6, 20, 70), ROUNDINGS["int4"])
+    made = round_weight(drawn(6, 20, 70), ROUNDINGS["int4"])
     x = drawn(7, kernels.MOST_ROWS + 1, 70)
     monkeypatch.setattr(kernels, "product", None)
     got = kernels.multiply(x, kernels.Columns.of(made), None, CORES)
@@ -130,7 +130,7 @@ def test_shapes_are_known_without_a_product() -> None:
 
     from lantern_accel_cuda.kernels import rounded as kernels
 
-    columns = kernels.Columns.of(rounded(drawn(0, 20, 70), ROUNDINGS["int6"]))
+    columns = kernels.Columns.of(round_weight(drawn(0, 20, 70), ROUNDINGS["int6"]))
     with FakeTensorMode(allow_non_fake_inputs=True):
         x = torch.empty(2, 3, 70, dtype=torch.bfloat16)
         got = kernels.multiply(x, columns, None, CORES)

@@ -130,11 +130,11 @@ def test_draws_are_the_reference_s_but_where_rounding_decides() -> None:
         weights[weights < 1] = 0.0
         weights[0, 3] = 0.0
         u = uniform(size, 3, 24)[:, 4:].view(3, 4, 5)  # a piece of a wider tensor, as in a step
-        want = REFERENCE.draw(weights, u)
-        got = sampling.draw(weights, u, torch.int64)
+        want = REFERENCE.sample(weights, u)
+        got = sampling.sample_codes(weights, u, torch.int64)
         assert got is not None
         different += int((got != want).sum())
-        again = sampling.draw(weights, u, torch.int64)
+        again = sampling.sample_codes(weights, u, torch.int64)
         assert again is not None
         assert torch.equal(got, again)
         has = (weights > 0).sum(-1, keepdim=True) > torch.arange(5)
@@ -182,7 +182,7 @@ def situation(seed: int, vocab: int, drawn: bool) -> tuple[Any, Tensor]:
     shapes = [random_parents(rng, nodes) for _ in range(batch)]
     logits = 2.5 * normal(seed, batch, nodes, vocab)
     q = (logits + normal(seed + 1, batch, nodes, vocab)).softmax(-1)
-    picks = REFERENCE.draw(q, uniform(seed, batch, nodes, 4))
+    picks = REFERENCE.sample(q, uniform(seed, batch, nodes, 4))
     tokens = torch.zeros(batch, nodes, dtype=torch.int64)
     for image, parents in enumerate(shapes):
         for node in range(1, nodes):
@@ -211,7 +211,7 @@ def walked(kind: str, residual: Any, drawn: bool, seeds: int) -> tuple[int, int]
         tests, bonus = whole[:, 2:-1], whole[:, -1]
         found = kernels.accept(tree, logits, given, rule.given, tests, bonus)
         assert found is not None
-        path, length, token, weights, price = found
+        path, length, token, weights, quality_loss = found
         probs = sampling.filter(logits, given)
         assert probs is not None
         want = accept_sampling(tree, probs, rule, tests, bonus)
@@ -219,7 +219,7 @@ def walked(kind: str, residual: Any, drawn: bool, seeds: int) -> tuple[int, int]
         assert torch.equal(length, want.length)
         assert torch.equal(token, want.bonus)
         torch.testing.assert_close(weights, want.weights, rtol=1e-4, atol=1e-6)
-        torch.testing.assert_close(price, want.price, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(quality_loss, want.quality_loss, rtol=1e-4, atol=1e-5)
         accepted += int(length.sum())
         refused += int((length == 0).sum())
     return accepted, refused
@@ -249,7 +249,7 @@ def test_a_tree_is_walked_as_the_reference_walks(kind: str, residual: str, drawn
 @interpreted
 def test_what_has_no_kernel_goes_the_reference_s_way(monkeypatch: pytest.MonkeyPatch) -> None:
     class Half(NearestCodes):
-        def bound(self, px: Tensor, runtime_params: Tensor) -> Tensor:
+        def bound_mass(self, px: Tensor, runtime_params: Tensor) -> Tensor:
             return 0.5 * px
 
     tree, logits = situation(3, 29, True)
@@ -273,7 +273,7 @@ def test_the_backend_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
     from lantern_accel_cuda.kernels import accept, race, sampling
 
     made: dict[str, Any] = {name: object() for name in ("guide", "filter", "accept")}
-    made |= {"draw": torch.ones(2, 3, 1), "race": torch.ones(2, 3, 1)}
+    made |= {"sample_codes": torch.ones(2, 3, 1), "race": torch.ones(2, 3, 1)}
     for name, value in made.items():
         module = {"accept": accept, "race": race}.get(name, sampling)
         monkeypatch.setattr(module, name, lambda *given, value=value: value)
@@ -286,7 +286,7 @@ def test_the_backend_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
     given = tree, logits, Filter(), rule, token, token
     assert backend.accept(*given, False) is made["accept"]
     for shape, count in (((2, 3), None), ((2, 3, 1), 1)):
-        assert backend.draw(logits, torch.ones(shape)).shape == shape
+        assert backend.sample(logits, torch.ones(shape)).shape == shape
         assert backend.race(logits, keys, token, count).shape == shape
 
 

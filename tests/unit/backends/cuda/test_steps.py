@@ -43,7 +43,7 @@ def test_the_check_of_first_use_compares_drafts_that_were_kept_refused_and_recal
 ) -> None:
     recalled: list[int] = []
     gained: list[int] = []
-    honest = InvariantWindow._recalled
+    honest = InvariantWindow._recall
 
     def counted(self: Any, state: Any, window: Any, tokens: Any, first: Any) -> Any:
         found = honest(self, state, window, tokens, first)
@@ -51,7 +51,7 @@ def test_the_check_of_first_use_compares_drafts_that_were_kept_refused_and_recal
         gained.append(int(first.max()))
         return found
 
-    monkeypatch.setattr(InvariantWindow, "_recalled", counted)
+    monkeypatch.setattr(InvariantWindow, "_recall", counted)
     assert agreement.advance(SITE).error == 0.0
     assert max(gained) > 1 and sum(recalled) > 0
 
@@ -94,7 +94,7 @@ def test_a_whole_step_writes_what_the_operators_do(
     ("tree", "kernels"),
     [
         (NoTree(), ["_choose", "_advance"]),
-        (Window(length=4), ["_choose", "_advance", "_fresh", "_drafted"]),
+        (Window(length=4), ["_choose", "_advance", "_fresh", "_best_drafts"]),
         (
             Window(length=3, fresh="head"),
             ["_choose", "_advance", "_guide", *["_logits", "_weigh", "_settle"] * 2],
@@ -142,7 +142,7 @@ def test_what_has_no_kernel_goes_by_operators(
 ) -> None:
     backend, _ = doubled_backend(monkeypatch)
     engine = entering(backend, asked, sampling=Sampling(temperature=temperature, cfg_scale=2.0))
-    found = steps.refused(replace(engine.longest.plan(), target=None))
+    found = steps.explain_refusal(replace(engine.longest.plan(), target=None))
     assert why in found and bool(why) == bool(found)
 
 
@@ -155,5 +155,5 @@ def test_a_target_that_no_kernel_multiplies_goes_by_operators(
     backend.trust = lambda kernel: not kernel.startswith("rounded")
     pack(model.target, backend, ROUNDINGS["int8"])
     engine = engine_of((model.target, None), strategy(NoTree()), SAMPLING, ops=backend)
-    assert "quantized" in steps.refused(engine.longest.plan())
+    assert "quantized" in steps.explain_refusal(engine.longest.plan())
     assert engine.longest.fused is None and engine.longest.fused_end is not None

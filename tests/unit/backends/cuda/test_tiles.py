@@ -10,7 +10,7 @@ from support.cuda_double import doubled_backend
 from support.interpreter import compiles, interpreted
 from torch import Tensor
 
-from lantern_accel.nn.rounding import ROUNDINGS, rounded
+from lantern_accel.nn.rounding import ROUNDINGS, round_weight
 
 LONG = pytest.mark.long
 #: Multiprocessors with which inputs are shared among programs, and with which they are not.
@@ -24,7 +24,7 @@ def drawn(seed: int, *shape: int) -> Tensor:
 def columns_of(name: str, outputs: int, inputs: int) -> Any:
     from lantern_accel_cuda.kernels.rounded import Columns
 
-    return Columns.of(rounded(drawn(1, outputs, inputs) * inputs**-0.5, ROUNDINGS[name]))
+    return Columns.of(round_weight(drawn(1, outputs, inputs) * inputs**-0.5, ROUNDINGS[name]))
 
 
 @interpreted

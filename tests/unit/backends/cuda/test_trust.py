@@ -99,7 +99,7 @@ NO_DRIVER = "libcuda.so cannot found!\nPlease make sure GPU is set up"
 GCC = ["/usr/bin/gcc", "main.c", "-l:libcuda.so.1"]
 ALL, LEFT_OUT = "serve in place of all its kernels: .*", "the Triton kernel 'wrong' is left out.*"
 #: What a check may raise, a fragment of the line about it, and whether other kernels serve.
-TOLD = [
+DRIVER_TEXTS = [
     (no_compiler, ALL + "apt-get install gcc", False),
     (lambda: subprocess.CalledProcessError(1, GCC), ALL + "python3-dev", False),
     (lambda: AssertionError(NO_DRIVER), ALL + "libcuda.so.1", False),
@@ -119,7 +119,7 @@ KEPT = [
 @compiles
 @pytest.mark.parametrize(
     ("error", "says", "others", "kept"),
-    [*((*one, False) for one in TOLD), *((*one, True) for one in KEPT)],
+    [*((*one, False) for one in DRIVER_TEXTS), *((*one, True) for one in KEPT)],
 )
 def test_what_a_check_meets_is_said_once_a_process_and_kept_where_the_kernel_is_at_fault(
     error: Callable[[], Exception], says: str, others: bool, kept: bool, tmp_path: Path,
@@ -205,7 +205,7 @@ def test_a_folder_that_cannot_be_written_costs_a_check_and_no_request(
     assert Trust(KEY, checks(), tmp_path)("right")
     assert Trust(KEY, checks(), tmp_path)("right")
     assert checks.ran == ["right", "right"]
-    monkeypatch.setattr("lantern_accel_cuda.trust.kept_dir", lambda name: None)
+    monkeypatch.setattr("lantern_accel_cuda.trust.persistent_dir", lambda name: None)
     assert Trust(KEY, checks())("right")
 
 
@@ -271,7 +271,7 @@ def test_a_check_under_way_elsewhere_is_no_fault(tmp_path: Path) -> None:
     for said in (f"{os.uname().nodename} {os.getppid()} 2", "elsewhere 1 2", "nonsense", ""):
         note.write_text(said)
         assert Trust({**KEY, "n": said}, checks(), tmp_path)("right")
-        assert Trust(KEY, checks(), tmp_path)._unfinished("right") == ""
+        assert Trust(KEY, checks(), tmp_path)._find_unfinished("right") == ""
 
 
 @compiles

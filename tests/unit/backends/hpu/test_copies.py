@@ -20,7 +20,9 @@ def opened(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> t
     pinned = request.param == "pinned"
     monkeypatch.setattr(bridge, "_PINS", [])
     monkeypatch.setattr(
-        Bridge, "pinned", lambda self, *of: torch.empty(of[0], dtype=of[1]) if pinned else None
+        Bridge,
+        "allocate_pinned",
+        lambda self, *of: torch.empty(of[0], dtype=of[1]) if pinned else None,
     )
     hpu = Gaudi()
     return on_cpu(DeviceBackend(Bridge(hpu))), hpu

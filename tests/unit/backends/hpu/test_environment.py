@@ -174,7 +174,7 @@ def test_what_comes_too_late_for_the_card_is_told_once(
     loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded(lazy=False)
-    monkeypatch.setattr(cards, "acquired", lambda: True)
+    monkeypatch.setattr(cards, "has_card", lambda: True)
     environ = {"PT_HPU_ENABLE_DIV_PRECISE": "1"}
     with pytest.warns(
         LanternWarning, match="before lantern_accel could set .*IEEE.*RECIPE"
@@ -184,9 +184,9 @@ def test_what_comes_too_late_for_the_card_is_told_once(
     Spec().prepare(environ)  # in silence
     # Nor is anything said of a card that was acquired after all was set.
     monkeypatch.setattr(environment, "_settled", [])
-    monkeypatch.setattr(cards, "acquired", lambda: False)
+    monkeypatch.setattr(cards, "has_card", lambda: False)
     Spec().prepare(environ := {"PT_RECIPE_CACHE_PATH": "/mine"})
-    monkeypatch.setattr(cards, "acquired", lambda: True)
+    monkeypatch.setattr(cards, "has_card", lambda: True)
     del environ["PT_RECIPE_CACHE_PATH"]
     Spec().prepare(environ)
 

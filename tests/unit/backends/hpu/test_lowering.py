@@ -52,7 +52,7 @@ def held(step: Callable[..., None]) -> Callable[..., None]:
     """Return a step that reads the state first, by the backend's own way."""
 
     def run(state: Tensor, other: Tensor, seen: Tensor) -> None:
-        before = HPUOps().held(state)
+        before = HPUOps().snapshot(state)
         seen.copy_(other.exp().exp().log() * before)
         step(state, other, torch.empty_like(seen))
 

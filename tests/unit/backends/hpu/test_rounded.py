@@ -13,7 +13,7 @@ from torch import Tensor
 from lantern_accel.device.packed import dense
 from lantern_accel.errors import RequestError
 from lantern_accel.memory.footprint import copy_bytes
-from lantern_accel.nn.rounding import ROUNDINGS, rounded, rounding
+from lantern_accel.nn.rounding import ROUNDINGS, round_weight, rounding
 from lantern_accel.nn.transformer import Projection, pack, rounded_copy
 from lantern_accel.testing.trace import OpRecorder
 from lantern_accel_hpu import operators
@@ -69,7 +69,7 @@ def test_a_product_is_as_near_as_its_roundings(
     shift: float,
 ) -> None:
     name, dtype = kind
-    kept = rounded(drawn(seed, out, inputs) + shift, ROUNDINGS[name])
+    kept = round_weight(drawn(seed, out, inputs) + shift, ROUNDINGS[name])
     weight = OPS.pack(kept)
     x = drawn(seed + 1, 1, rows, inputs).to(dtype)
     bias = drawn(seed + 2, out).to(dtype) if biased else None
@@ -92,7 +92,7 @@ def test_packing_rounds_nothing_and_shifts_no_byte(
     """
     monkeypatch.setattr("lantern_accel_hpu.rounded._AT_ONCE", 300)  # a few rows at a time
     with OpRecorder(torch.device("cpu")) as seen:
-        kept = rounded(drawn(1, 9, inputs), ROUNDINGS[name])
+        kept = round_weight(drawn(1, 9, inputs), ROUNDINGS[name])
         weight = OPS.pack(kept)
         product = OPS.linear(torch.eye(inputs), weight)
     shifted = {one[1][1] for one in seen.signature if "shift" in one[0]}
@@ -131,7 +131,7 @@ def test_floats_of_8_bits_are_made_and_multiplied_as_the_bridge_does(
 def test_a_product_is_a_few_operators_that_are_listed(
     name: str, dtype: torch.dtype, biased: bool
 ) -> None:
-    weight = OPS.pack(rounded(drawn(1, 9, 100), ROUNDINGS[name]))
+    weight = OPS.pack(round_weight(drawn(1, 9, 100), ROUNDINGS[name]))
     bias = drawn(2, 9).to(dtype) if biased else None
     x = drawn(3, 2, 5, 100).to(dtype)
     recorder = OpRecorder(torch.device("cpu"), operators.rules())
@@ -158,7 +158,7 @@ def test_a_copy_takes_the_memory_that_is_planned() -> None:
 def test_a_packed_model_s_layers_multiply_by_it() -> None:
     layer = Projection(100, 9)
     bias, x, residual = layer.bias, drawn(1, 1, 3, 100), drawn(2, 1, 3, 9)
-    kept = rounded(layer.weight, ROUNDINGS["int6"])
+    kept = round_weight(layer.weight, ROUNDINGS["int6"])
     pack(layer, OPS, ROUNDINGS["int6"])
     assert isinstance(layer.packed, ByteCodes)
     with torch.inference_mode():

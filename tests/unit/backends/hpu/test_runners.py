@@ -15,12 +15,7 @@ from torch._dynamo.exc import TorchDynamoException
 
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.plugins import open_backend
-from lantern_accel.errors import (
-    BackendError,
-    DeviceLostError,
-    LanternWarning,
-    NotCapturableError,
-)
+from lantern_accel.errors import BackendError, DeviceLostError, LanternWarning, NotCapturableError
 from lantern_accel.testing import tiny
 from lantern_accel_hpu import bridge
 from lantern_accel_hpu.backend import DeviceBackend
@@ -40,7 +35,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Open:
         hpu = Gaudi(lazy=mode == "graph")
         # What the real bridge's modules would say; the flush is logged, as a step mark would be sent.
         monkeypatch.setattr(Bridge, "flush", lambda self: hpu.log.append("flush"))
-        monkeypatch.setattr(Bridge, "pinned", lambda self, *of: torch.empty(of[0], dtype=of[1]))
+        monkeypatch.setattr(
+            Bridge, "allocate_pinned", lambda self, *of: torch.empty(of[0], dtype=of[1])
+        )
         monkeypatch.setattr(Bridge, "compile_options", lambda self: OPTIONS)
         monkeypatch.setattr(torch, "compile", compiling(hpu))
         return on_cpu(DeviceBackend(Bridge(hpu), mode)), hpu
@@ -343,7 +340,7 @@ def test_late_errors_of_a_part_of_a_step_are_all_taken(
         hpu.errors = [RuntimeError(LATE)] * errors
         return 0
 
-    monkeypatch.setattr("lantern_accel_hpu.layers.compiled", lambda *of: launch)
+    monkeypatch.setattr("lantern_accel_hpu.layers.compile_step", lambda *of: launch)
     step = SimpleNamespace(_parts={}, _bridge=backend.bridge)
     assert Layered._first(step, part, (6,)) == 7  # type: ignore[arg-type]  # what it reads of a step
     assert seen == [0] and not hpu.errors and step._parts == {part: part}

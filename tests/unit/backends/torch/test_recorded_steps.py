@@ -43,8 +43,8 @@ selfcheck.CHECKS, selfcheck.RECORDED = ("kv.round_trip", "attention.float64"), (
 with open_backend("slate", json.loads(sys.argv[4])) as backend:
     engine = tiny.tiny_engine(backend, "lantern++")
     before = slate.replays()
-    with tiny.captured(backend, engine) as (prefill, step):
-        tokens = [tiny.decoded(engine, seed, prefill, step).tolist() for seed in (0, 1)]
+    with tiny.capture_engine(backend, engine) as (prefill, step):
+        tokens = [tiny.decode_tokens(engine, seed, prefill, step).tolist() for seed in (0, 1)]
         how = step.how
     notes, able = backend.facts().notes, backend.support("capture")
 print(json.dumps({"tokens": tokens, "notes": notes, "able": [able.yes, able.reason], "how": how,
@@ -62,7 +62,7 @@ def expected() -> list[list[list[int]]]:
     """What the CPU's operators draw."""
     with open_backend("cpu", {"native": "off"}) as backend:
         engine = tiny.tiny_engine(backend, "lantern++")
-        return [tiny.decoded(engine, seed).tolist() for seed in (0, 1)]
+        return [tiny.decode_tokens(engine, seed).tolist() for seed in (0, 1)]
 
 
 def drawn(
@@ -198,7 +198,7 @@ def test_a_driver_that_ends_the_process_leaves_its_verdict(
     monkeypatch.setattr(selfcheck, "_first_failure", first_failure)
     with pytest.raises(SystemExit):
         selfcheck.examine(beaded, key)
-    verdict = selfcheck.kept(key)
+    verdict = selfcheck.load_verdict(key)
     assert verdict is not None and verdict.passed
     assert verdict.not_recorded == selfcheck.INTERRUPTED
 

@@ -188,7 +188,7 @@ def test_it_is_checked_again_where_the_verdict_is_not_this_one(
 ) -> None:
     plugins.open_backend("auto").close()
     key = selfcheck.key_of(beads.Beads("beads", 2), 0)
-    verdict = selfcheck.kept(key)
+    verdict = selfcheck.load_verdict(key)
     assert verdict is not None and verdict.passed and verdict.key["torch"] == torch.__version__
     if change == "driver":
         monkeypatch.setattr(beads.Beads, "driver", lambda self, index: "driver 2")

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern_accel.device.noise import exponential, noise_keys
-from lantern_accel_xla.backend import DeviceBackend, rounded, shifted
+from lantern_accel_xla.backend import DeviceBackend, round_product, shift_right
 
 ADD, MUL = torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor
 
@@ -55,7 +55,7 @@ def test_noise_has_the_reference_s_bits_where_products_and_sums_are_contracted()
 def test_a_product_is_what_it_was() -> None:
     a = torch.linspace(-33, 33, 4001)
     for b in (a.flip(0) / 33, 0.693147182464599609375, 1 / 13, -0.0):
-        assert torch.equal(rounded(a, b), a * b)
+        assert torch.equal(round_product(a, b), a * b)
 
 
 @pytest.mark.parametrize("by", [3, 6, 15, 16, 17, 19, 26])
@@ -64,5 +64,5 @@ def test_words_are_shifted_where_a_shift_is_a_division(by: int) -> None:
     words = torch.cat((words, torch.tensor([-(2**31), -1, 0, 1, 2**31 - 1], dtype=torch.int32)))
     cleared = words & -(1 << by)
     divided = torch.div(cleared, 1 << by, rounding_mode="trunc").to(torch.int32)
-    assert torch.equal(shifted(words, by), words >> by)
+    assert torch.equal(shift_right(words, by), words >> by)
     assert torch.equal(divided, words >> by)

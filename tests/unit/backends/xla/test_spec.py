@@ -18,7 +18,7 @@ from lantern_accel_xla.spec import Spec
 
 
 def pretend(patch: pytest.MonkeyPatch, *modules: str, chips: int = 0, **versions: str) -> None:
-    patch.setattr(environment, "installed", lambda name: name in modules)
+    patch.setattr(environment, "is_installed", lambda name: name in modules)
     patch.setattr(environment, "version", lambda name: versions.get(name, ""))
     patch.setattr(environment, "tpu_chips", lambda: chips)
     patch.delenv("PJRT_DEVICE", raising=False)
@@ -75,9 +75,9 @@ def test_the_client_is_named_before_torch_xla_looks_and_never_against_the_user(m
 
 
 def test_options_are_checked_before_torch_is_imported():
-    assert Spec().configured({"mode": "lazy"}).name == "xla"
+    assert Spec().configure({"mode": "lazy"}).name == "xla"
     with pytest.raises(BackendError, match="mode='lazzy'"):
-        Spec().configured({"mode": "lazzy"})
+        Spec().configure({"mode": "lazzy"})
     with pytest.raises(BackendError):
         Options.read({"modes": "lazy"})
 

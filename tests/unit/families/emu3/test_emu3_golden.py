@@ -111,14 +111,14 @@ def test_prompts_of_two_lengths_are_drawn_as_alone(pipeline: Pipeline) -> None:
 
 
 def test_the_law_of_a_token(pipeline: Pipeline) -> None:
-    io, target = golden("emu3/io"), pipeline.model.target.resized(height=3, width=4)
+    io, target = golden("emu3/io"), pipeline.model.target.resize(height=3, width=4)
     logits = in_columns(io["law.logits"], target.config, 0)
     offsets = io["law.offsets"].long() - 1
     inside = offsets < target.config.num_tokens
     for scale in (1.0, 3.0):
         rows = logits[:, :2].transpose(0, 1) if scale > 1 else logits[:, :1].transpose(0, 1)
         scales = torch.full((target.config.num_tokens,), scale) if scale > 1 else None
-        guide = Guidance(scales, None, target.allowed())
+        guide = Guidance(scales, None, target.allowed_codes())
         for t, k, p in ((1.0, 0, 1.0), (1.0, 12, 1.0), (0.8, 0, 0.7)):
             given = Sampling(temperature=t, top_k=k, top_p=p, cfg_scale=scale)
             for at in torch.nonzero(inside).flatten().tolist():

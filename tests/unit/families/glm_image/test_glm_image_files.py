@@ -81,7 +81,7 @@ def test_a_release_that_was_not_tested_is_named(
             ("1.0.0", r"diffusers 1.0.0 is installed"),
             (None, r"diffusers is not installed; run .pip install .lantern-accel\[diffusers\]"),
         ):
-            monkeypatch.setattr(releases, "installed", lambda _, found=release: found)
+            monkeypatch.setattr(releases, "find_release", lambda _, found=release: found)
             with pytest.warns(UserWarning, match=says):
                 pipe.generate("a cube", size=(32, 32), strategy="vanilla", seed=1)
 

@@ -12,12 +12,7 @@ from support.glm_image import RECORDED, write_glm_image
 from support.golden import golden
 
 import lantern_accel
-from lantern_accel.families.glm_image.grids import (
-    grids,
-    large_codes,
-    positions,
-    prior_token_ids,
-)
+from lantern_accel.families.glm_image.grids import grids, large_codes, positions, prior_token_ids
 from lantern_accel.families.glm_image.model import GlmImageConfig
 from lantern_accel.families.glm_image.text import prompt_text
 from lantern_accel.generation.pipeline import Pipeline
@@ -63,7 +58,7 @@ def test_logits(pipeline: Pipeline, index: int) -> None:
     rows, columns = said["large_grid"]
     # Once as it is, once left-padded as requests are: all positions are then 39 or 33 further.
     for length in (ids.shape[1], 64):
-        fitted = target.resized(prefix_length=length, height=rows, width=columns)
+        fitted = target.resize(prefix_length=length, height=rows, width=columns)
         pads = length - ids.shape[1]
         condition = torch.nn.functional.pad(ids, (pads, 0), value=129)
         mask = torch.arange(length).view(1, -1) >= pads

@@ -65,7 +65,7 @@ def test_ids_are_read_by_name_and_bos_is_the_tokenizers_or_else_eos(folder: Path
 def test_released_sizes() -> None:
     kind = family("lumina2")
     manifest: Any = kind.from_entry(entry("lumina-mgpt-2"))
-    assert manifest.target.num_tokens == 9312 and kind.picture(manifest) == (768, 768)
+    assert manifest.target.num_tokens == 9312 and kind.image_size(manifest) == (768, 768)
     assert manifest.grid((512, 1024)) == (128, 64)
     assert known_as("Alpha-VLLM/Lumina-mGPT-2.0-Omni") == "lumina-mgpt-2-omni"
     assert manifest.defaults.sampling == Sampling(cfg_scale=4.0, top_k=4096)

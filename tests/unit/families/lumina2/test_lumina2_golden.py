@@ -106,7 +106,7 @@ def test_the_scale_of_guidance_falls_as_the_official_one() -> None:
 def test_the_law_of_a_token(pipe: Any) -> None:
     """Guidance with the position's scale, the grammar, top-k of the codes, temperature."""
     io = golden("lumina2/io")
-    target = pipe.model.target.resized(height=4, width=4)
+    target = pipe.model.target.resize(height=4, width=4)
     ids = torch.tensor(target.config.token_ids())
     at = io["law.tokens_before"].long()
     inside = at < target.config.num_tokens  # the image end behind the last row is not drawn
@@ -119,7 +119,7 @@ def test_the_law_of_a_token(pipe: Any) -> None:
         once = 1 - (at[inside] + 2) / 4
         scales = torch.ones(target.config.num_tokens)
         scales[at[inside]] = (scale * once).clamp(min=4.0).float() if scale > 1 else 1.0
-        guided = Guidance(scales if scale > 1 else None, None, target.allowed())
+        guided = Guidance(scales if scale > 1 else None, None, target.allowed_codes())
         rows = logits if scale > 1 else logits[:1]
         found = torch.cat(
             [guided(rows[:, n].unsqueeze(1), at[n].view(1)) for n in range(int(inside.sum()))]
@@ -164,7 +164,7 @@ def test_sampled_tokens_follow_the_law_under_the_grammar(pipe: Any, strategy: st
     """The joint law of the first three tokens, each guided with its own scale."""
     io, target, top_k = golden("lumina2/io"), pipe.model.target, 3
     start = io["p0.s0.start_ids"].long()
-    scales = target.resized(height=4, width=4).guidance_scales(7.0)
+    scales = target.resize(height=4, width=4).guidance_scales(7.0)
     law, past = torch.ones(1, dtype=torch.float64), torch.zeros(1, 0, dtype=torch.int64)
     for scale in scales[:3]:
         rows = []

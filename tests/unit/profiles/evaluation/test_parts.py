@@ -42,7 +42,7 @@ def test_forced_ends_of_rows_are_not_scored(tmp_path: Path) -> None:
     with lantern_accel.load(
         write_lumina(tmp_path / "Lumina-mGPT-7B-512"), device="cpu", dtype="float32"
     ) as pipe:
-        width, height = pipe.model.family.picture(pipe.model.manifest)
+        width, height = pipe.model.family.image_size(pipe.model.manifest)
         down = pipe.model.vq.config.downsample
         codes = torch.zeros(1, width * height // down**2, dtype=torch.int64)
         with torch.inference_mode():

@@ -15,8 +15,7 @@ from torch import Tensor
 from lantern_accel.errors import DataError, RequestError
 from lantern_accel_profiles.evaluation.suite import networks
 from lantern_accel_profiles.evaluation.suite.captions import class_prompts, read_captions
-from lantern_accel_profiles.evaluation.suite.networks import Unavailable, read_given, weights_file
-from lantern_accel_profiles.evaluation.suite.pictures import (
+from lantern_accel_profiles.evaluation.suite.image_files import (
     batches,
     cached_features,
     features_of,
@@ -24,6 +23,7 @@ from lantern_accel_profiles.evaluation.suite.pictures import (
     read_image,
     read_reference,
 )
+from lantern_accel_profiles.evaluation.suite.networks import Unavailable, read_given, weights_file
 from lantern_accel_profiles.evaluation.suite.protocol import PROTOCOLS, WEIGHTS, Preprocessing
 
 LANTERN, ADM = PROTOCOLS["lantern"], PROTOCOLS["adm"]

@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
+from lantern_accel_profiles.evaluation.suite.image_files import features_of
 from lantern_accel_profiles.evaluation.suite.networks import Inception, OpenClip, Unavailable
-from lantern_accel_profiles.evaluation.suite.pictures import features_of
 from lantern_accel_profiles.evaluation.suite.protocol import PROTOCOLS
 from lantern_accel_profiles.quality.set_metrics import (
     FeatureSet,

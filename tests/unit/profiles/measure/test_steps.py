@@ -24,7 +24,7 @@ from lantern_accel.errors import (
     RequestError,
     StrategyError,
 )
-from lantern_accel.families.random_weights import RandomModel, random_model, sized
+from lantern_accel.families.random_weights import RandomModel, manifest_of_size, random_model
 from lantern_accel.families.registry import family
 from lantern_accel.memory.footprint import weight_bytes
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57, parse_drafts
@@ -67,16 +67,16 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
 
 
 def test_sizes_by_name_by_pattern_and_from_a_file(tiny: str, tmp_path: Path) -> None:
-    assert sized("llamagen-xl-384").target.num_tokens == 576
-    assert sized("llamagen-3b-512").target.num_tokens == 1024
-    anole = sized("anole-7b")
+    assert manifest_of_size("llamagen-xl-384").target.num_tokens == 576
+    assert manifest_of_size("llamagen-3b-512").target.num_tokens == 1024
+    anole = manifest_of_size("anole-7b")
     # A table of 65,536 tokens, but a head of 8,192 codes.
     assert (anole.target.token_count, anole.target.vocab_size) == (65536, 8192)
     block, width = 4 * 4096**2 + 3 * 4096 * 11008, 4096
     numbers = 32 * block + (65536 + 8192) * width + (65536 + 2 * width) * width + block
     held = weight_bytes(anole, torch.float32)
     assert (held["target"] + held["drafter"]) / 4 == pytest.approx(numbers, rel=1e-3)
-    assert sized(tiny).target.num_tokens == 36
+    assert manifest_of_size(tiny).target.num_tokens == 36
     bad = tmp_path / "bad.json"
     bad.write_text('{"dim": 30, "n_layer": 1, "n_head": 4}')
     for name, fragment in (
@@ -86,11 +86,11 @@ def test_sizes_by_name_by_pattern_and_from_a_file(tiny: str, tmp_path: Path) -> 
         (str(tmp_path / "none.json"), "cannot be read as JSON"),
     ):
         with pytest.raises(ModelError, match=fragment):
-            sized(name)
+            manifest_of_size(name)
 
 
 def test_random_weights_are_seeded_and_of_the_asked_dtype(backend: Backend, tiny: str) -> None:
-    config = sized(tiny)
+    config = manifest_of_size(tiny)
     one, two = (random_model(config, backend, torch.float32) for _ in range(2))
     assert torch.equal(one.target.tok_embeddings.weight, two.target.tok_embeddings.weight)
     assert one.target.tok_embeddings.weight.std() == pytest.approx(0.02, rel=0.1)
@@ -107,7 +107,7 @@ def test_a_bush_has_as_many_nodes_as_it_says(nodes: int) -> None:
 
 
 def test_floors_by_hand(backend: Backend, tiny: str) -> None:
-    model = random_model(sized(tiny), backend, torch.float32)
+    model = random_model(manifest_of_size(tiny), backend, torch.float32)
     block = 4 * 32 * 32 + 3 * 32 * 48 + 2 * 32
     head, row, length = 128 * 32, 2 * 2 * 32, 18
     seen = 1 + length + 1
@@ -135,7 +135,7 @@ def test_steps_from_several_places_need_what_the_cache_holds_there(
     backend: Backend, tiny: str
 ) -> None:
     options = {"nodes": (4,), "repeats": 1, "top_k": 20, "dtype": "float32"}
-    run = steps.measure(backend, sized(tiny), strategy="eagle", at=(0.0, 1.0), **options)
+    run = steps.measure(backend, manifest_of_size(tiny), strategy="eagle", at=(0.0, 1.0), **options)
     plain = [cell for cell in run.steps if cell.kind == "vanilla"]
     assert [cell.label for cell in plain] == ["vanilla at 0%", "vanilla at 100%"]
     # Two rows of three layers, keys and values; ten steps and one must be left of 36 tokens.
@@ -159,7 +159,7 @@ def test_a_measurement_goes_on_where_it_stopped(
 
     monkeypatch.setattr(steps.StepTimer, "ms", stops)
     with pytest.raises(KeyboardInterrupt):
-        steps.measure(backend, sized(tiny), **arguments)
+        steps.measure(backend, manifest_of_size(tiny), **arguments)
     stored = Run.model_validate_json(out.read_text())
     assert [cell.label for cell in no_passes(stored)] == ["vanilla", "verify 4"]
     # Passes of the usual windows come before, as they decide most.
@@ -168,7 +168,7 @@ def test_a_measurement_goes_on_where_it_stopped(
     monkeypatch.setattr(steps.StepTimer, "ms", seen)
     # Operators are counted that a native step has none of.
     monkeypatch.setattr(backend, "fused_step", lambda plan: Refused("not here"))
-    run = steps.measure(backend, sized(tiny), **arguments, say=said.append)
+    run = steps.measure(backend, manifest_of_size(tiny), **arguments, say=said.append)
     assert not any("vanilla" in line or "ceilings" in line for line in said)
     assert [cell.label for cell in no_passes(run)] == ["vanilla", "verify 4", "lantern++"]
     assert (run.state, len(run.sessions)) == ("complete", 2)
@@ -189,12 +189,12 @@ def test_a_measurement_goes_on_where_it_stopped(
         assert row["over_plain"] == row["ms"] / row["plain_ms"], "as the milliseconds next to it"
     assert step_table(run).count("\n") == 6 + len(passes)
     with pytest.raises(RequestError, match="its dtype is 'float32', not 'bfloat16'"):
-        steps.measure(backend, sized(tiny), **{**arguments, "dtype": "bfloat16"})
+        steps.measure(backend, manifest_of_size(tiny), **{**arguments, "dtype": "bfloat16"})
 
 
 def test_what_a_cell_took_is_free_for_the_next(backend: Backend, tiny: str) -> None:
-    model = steps.make_model(backend, sized(tiny), "float32", 1)
-    sampling = steps.sampling_of(sized(tiny), None, None)
+    model = steps.make_model(backend, manifest_of_size(tiny), "float32", 1)
+    sampling = steps.sampling_of(manifest_of_size(tiny), None, None)
     gc.disable()  # the engine is in a cycle, which must not wait for a collection
     try:
         for cell in steps.whole_steps(steps.PLAIN, 1, [4], drafter=False):
@@ -220,7 +220,7 @@ def test_two_steps_that_do_not_fit_at_once_have_the_memory_in_turns(
 
     monkeypatch.setattr(RandomModel, "engine", engine)
     run = steps.measure(
-        backend, sized(tiny), strategy="vanilla", nodes=(4,), repeats=2, dtype="float32"
+        backend, manifest_of_size(tiny), strategy="vanilla", nodes=(4,), repeats=2, dtype="float32"
     )
     assert [(len(cell.ms), len(cell.vanilla_ms)) for cell in run.steps] == [(2, 2)] * len(run.steps)
 
@@ -231,11 +231,11 @@ def test_the_time_of_an_image_is_projected_from_its_plain_steps(
     monkeypatch.setattr(steps, "ROWS", ())
     monkeypatch.setattr(steps.StepTimer, "ms", lambda self: 1.0 + 100 * self.cell.at**2)
     asked: Any = {"strategy": "vanilla", "nodes": (), "repeats": 2, "dtype": "float32"}
-    run = steps.measure(backend, sized(tiny), at=(0.0, 0.5, 1.0), **asked)
+    run = steps.measure(backend, manifest_of_size(tiny), at=(0.0, 0.5, 1.0), **asked)
     seconds = run.settings.tokens * (0.25 * (1 + 26) + 0.25 * (26 + 101)) / 1e3
     assert f"projected, not measured: {run.settings.tokens} plain steps" in step_table(run)
     assert f"take {seconds:.3g} s" in step_table(run)
-    run = steps.measure(backend, sized(tiny), at=(0.0, 0.5), **asked)
+    run = steps.measure(backend, manifest_of_size(tiny), at=(0.0, 0.5), **asked)
     assert "projected" not in step_table(run)
 
 
@@ -246,7 +246,7 @@ def test_passes_are_timed_next_to_the_plain_one(
     monkeypatch.setattr(steps, "ROWS", ROWS)
     monkeypatch.setattr(steps.StepTimer, "ms", lambda self: 1.0 + 0.5 * self.cell.nodes)
     report = steps.measure(
-        backend, sized(tiny), strategy="vanilla", nodes=(), repeats=2, dtype="float32"
+        backend, manifest_of_size(tiny), strategy="vanilla", nodes=(), repeats=2, dtype="float32"
     )
     passes = {row["nodes"]: row for row in step_rows(report) if row["step"].startswith("pass")}
     assert {n: row["over_plain"] for n, row in passes.items()} == {
@@ -260,8 +260,8 @@ def test_passes_are_timed_next_to_the_plain_one(
 @pytest.mark.long
 def test_a_dynamic_tree_and_several_batches(backend: Backend, tiny: str) -> None:
     report = steps.measure(
-        backend, sized(tiny), strategy="eagle2", drafts="dynamic:3,2,9", batches=(1, 2), nodes=(),
-        repeats=1, dtype="float32",
+        backend, manifest_of_size(tiny), strategy="eagle2", drafts="dynamic:3,2,9", batches=(1, 2),
+        nodes=(), repeats=1, dtype="float32",
     )  # fmt: skip
     assert [(c.label, c.batch) for c in no_passes(report)] == [
         ("vanilla", 1), ("eagle2", 1), ("vanilla", 2), ("eagle2", 2),
@@ -271,13 +271,13 @@ def test_a_dynamic_tree_and_several_batches(backend: Backend, tiny: str) -> None
 @pytest.mark.long
 def test_a_window_by_a_draft_head_is_timed_with_one_that_fits(backend: Backend, tiny: str) -> None:
     given = {"strategy": "scd", "drafts": "window:4,head", "nodes": [2], "repeats": 1, "top_k": 0}
-    for manifest in (sized(tiny), family("janus").tiny()):
+    for manifest in (manifest_of_size(tiny), family("janus").tiny()):
         found = steps.measure(backend, manifest, **given)
         assert len(next(one for one in found.steps if one.label.startswith("scd")).ms) == 1
 
 
 def test_the_middle_of_an_image_is_where_steps_are_timed(backend: Backend, tiny: str) -> None:
-    model = random_model(sized(tiny), backend, torch.float32)
+    model = random_model(manifest_of_size(tiny), backend, torch.float32)
     tree = parse_drafts("0,00,000")
     with torch.inference_mode():
         cell = StepCell(kind="step", strategy=Strategy(drafts=tree), batch=1, nodes=4)
@@ -292,16 +292,21 @@ def test_the_middle_of_an_image_is_where_steps_are_timed(backend: Backend, tiny:
 def test_what_does_not_fit_is_told_before_it_is_made(
     backend: Backend, tiny: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = weight_bytes(sized(tiny), torch.float32)
+    held = weight_bytes(manifest_of_size(tiny), torch.float32)
     need = held["target"] + held["drafter"]
     monkeypatch.setattr(backend, "memory", lambda: MemoryUse(limit=2**34, free=need - 1))
     with pytest.raises(DeviceMemoryError, match=r"takes .* device cpu has .* free.*use the dtype"):
-        steps.measure(backend, sized(tiny), dtype="float32", strategy="eagle")
+        steps.measure(backend, manifest_of_size(tiny), dtype="float32", strategy="eagle")
     free = iter([need])
     monkeypatch.setattr(backend, "memory", lambda: MemoryUse(limit=2**34, free=next(free, 2000)))
     with pytest.raises(DoesNotFitError, match="a batch of 1 takes"):
         steps.measure(
-            backend, sized(tiny), strategy="eagle", drafts="0", dtype="float32", batches=(64,)
+            backend,
+            manifest_of_size(tiny),
+            strategy="eagle",
+            drafts="0",
+            dtype="float32",
+            batches=(64,),
         )
 
 
@@ -312,11 +317,11 @@ def test_bad_input(backend: Backend, tiny: str) -> None:
         (StrategyError, {"strategy": "lantern"}, "a codebook of 128"),
     ):
         with pytest.raises(kind, match=fragment):
-            steps.measure(backend, sized(tiny), **given)
+            steps.measure(backend, manifest_of_size(tiny), **given)
 
 
 def test_the_papers_sampling_by_kind_of_model() -> None:
-    text, classes = sized("anole-7b"), sized("llamagen-xl-384")
+    text, classes = manifest_of_size("anole-7b"), manifest_of_size("llamagen-xl-384")
     assert steps.sampling_of(text, None, None) == Sampling(cfg_scale=7.5, top_k=1000)
     assert steps.sampling_of(classes, None, None) == Sampling(cfg_scale=4.0)
     assert steps.sampling_of(classes, 2.0, 5) == Sampling(cfg_scale=2.0, top_k=5)

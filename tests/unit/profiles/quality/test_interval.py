@@ -34,7 +34,7 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
 def test_pairing_takes_out_what_disturbs_both() -> None:
     drift = np.linspace(1, 5, 20)
     above, below = (2 * drift).tolist(), drift.tolist()
-    paired = statistics.paired(statistics.ratio_of_medians, above, below)
+    paired = statistics.estimate_paired(statistics.ratio_of_medians, above, below)
     apart = statistics.unpaired_ratio(above, below)
     assert paired.value == apart.value == 2
     assert paired.high - paired.low < 1e-9

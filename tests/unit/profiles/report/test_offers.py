@@ -12,12 +12,7 @@ from lantern_accel.errors import RequestError
 from lantern_accel_profiles.commands.compare import NARROW, read_amount, read_amounts, read_terms
 from lantern_accel_profiles.measure.record import Run
 from lantern_accel_profiles.report import render
-from lantern_accel_profiles.report.advice import (
-    ReportTable,
-    headline,
-    notes,
-    offers_table,
-)
+from lantern_accel_profiles.report.advice import ReportTable, headline, notes, offers_table
 from lantern_accel_profiles.report.comparison import compare
 from lantern_accel_profiles.report.offers import Offer
 from lantern_accel_profiles.report.points import Terms

@@ -188,8 +188,8 @@ def test_every_batch_size_has_its_answer() -> None:
 
 def test_equal_quality_is_the_fastest_within_each_budget() -> None:
     run = at_speeds({"eagle": 1.2, "lantern": 1.5, "lantern++": 1.8})
-    for price, moved in zip(run.quality, (0.015, 0.03), strict=True):
-        price.total_variation_per_token = price.total_variation_per_token.model_copy(
+    for quality_loss, moved in zip(run.quality, (0.015, 0.03), strict=True):
+        quality_loss.total_variation_per_token = quality_loss.total_variation_per_token.model_copy(
             update={"value": moved, "low": moved, "high": moved}
         )
     found = equal_quality([run], compare([run], profiles=[]).models[0].rows, 0.05)

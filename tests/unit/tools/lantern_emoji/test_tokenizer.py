@@ -20,10 +20,7 @@ from lantern_emoji.averages import CodebookAverage
 from lantern_emoji.data import EmojiDataset, Record
 from lantern_emoji.encode import encode_dataset
 from lantern_emoji.folder import load_tokenizer
-from lantern_emoji.tokenizer import (
-    TokenizerConfig,
-    TokenizerReport,
-)
+from lantern_emoji.tokenizer import TokenizerConfig, TokenizerReport
 from lantern_emoji.tokenizer import train_tokenizer as train_on
 
 TINY = VQConfig(

@@ -13,7 +13,7 @@ from support.oracle import OracleRule, token_law
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.trees import DraftTree
 from lantern_accel.strategy.rules import Lantern, LanternPP
-from lantern_accel_profiles.quality.pricing import host_rule, path_costs, token_cost
+from lantern_accel_profiles.quality.exact_loss import host_rule, path_costs, token_cost
 
 SIBLINGS = (1, 2, 3)
 
@@ -55,10 +55,10 @@ def test_a_steps_own_account_bounds_the_distance(residual: str, drawn: bool, sib
     for rule, p, q, codes in situations(
         residual, drawn, siblings, False, 60 if siblings < 3 else 12
     ):
-        law, price = token_law(rule, p, q, codes, siblings)
+        law, quality_loss = token_law(rule, p, q, codes, siblings)
         assert sum(law) == pytest.approx(1.0)
-        assert price >= distance(law, p) - 1e-12
-        prices.append(price)
+        assert quality_loss >= distance(law, p) - 1e-12
+        prices.append(quality_loss)
         distances.append(distance(law, p))
     over = statistics.fmean(prices) / statistics.fmean(distances)
     # One draft is priced exactly; the official residual, which strays from the ideal one, less tightly.
@@ -74,10 +74,10 @@ def test_a_budget_is_never_exceeded(drawn: bool, siblings: int) -> None:
         "optimal", drawn, siblings, True, 60 if siblings < 3 else 12
     ):
         assert rule.budget is not None
-        law, price = token_law(rule, p, q, codes, siblings)
-        assert distance(law, p) <= price + 1e-12
-        assert price <= rule.budget + 1e-12
-        spent.append(price / rule.budget)
+        law, quality_loss = token_law(rule, p, q, codes, siblings)
+        assert distance(law, p) <= quality_loss + 1e-12
+        assert quality_loss <= rule.budget + 1e-12
+        spent.append(quality_loss / rule.budget)
     assert max(spent) > 0.5, "the budget is used"
 
 
@@ -138,9 +138,9 @@ def test_the_exact_account_is_the_distance_in_every_case(
     for rule, p, q, codes in cases:
         law, _ = token_law(rule, p, q, codes, siblings)
         true = distance(law, p)
-        price = reported(rule, p, q, codes, siblings)
+        quality_loss = reported(rule, p, q, codes, siblings)
         # Never below, and in every case far less than 5 % above: so few codes are all summed over.
-        assert price == pytest.approx(true, abs=1e-6)
+        assert quality_loss == pytest.approx(true, abs=1e-6)
 
 
 @pytest.mark.parametrize("residual", ["aggregate", "optimal"])
@@ -148,10 +148,10 @@ def test_refusals_that_are_not_summed_raise_the_price_a_little(residual: str) ->
     over = []
     for rule, p, q, codes in situations(residual, True, 2, False, 12):
         law, _ = token_law(rule, p, q, codes, 2)
-        price, true = reported(rule, p, q, codes, 2, branches=1), distance(law, p)
+        quality_loss, true = reported(rule, p, q, codes, 2, branches=1), distance(law, p)
         # Thirty-two uniforms stand for the mean over all.
-        assert true - 0.01 * true - 1e-3 <= price <= 1.05 * true + 1e-3
-        over.append(price - true)
+        assert true - 0.01 * true - 1e-3 <= quality_loss <= 1.05 * true + 1e-3
+        over.append(quality_loss - true)
     assert statistics.fmean(over) > -1e-4
 
 

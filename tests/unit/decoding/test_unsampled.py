@@ -61,6 +61,6 @@ def test_a_tiny_model_never_draws_them(temperature: float, monkeypatch: pytest.M
     )
     target: Any = engine.verifying.target
     own, codes = target.all_logits, target.config.vocab_size
-    more = torch.tensor([0.0] * codes + [4.0] * target.undrawn)
+    more = torch.tensor([0.0] * codes + [4.0] * target.unsampled)
     monkeypatch.setattr(target, "all_logits", lambda features: own(features) + more)
-    assert target.undrawn and int(tiny.decoded(engine, 3).max()) < codes
+    assert target.unsampled and int(tiny.decode_tokens(engine, 3).max()) < codes

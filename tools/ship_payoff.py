@@ -3,7 +3,7 @@
 They depend on the model and the temperature, not on the device, so they ship with the package:
 
     lantern-accel tune --dtype float32 --batch 1 -o tune.json
-    python tools/ship_worth.py tune.json profiles/choices/lantern-emoji.json
+    python tools/ship_payoff.py tune.json profiles/choices/lantern-emoji.json
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lantern_accel.strategy.choices import Payoff
 from lantern_accel_profiles.tuning.auto import AutoEvidence
 
 
-def worth_of(evidence: AutoEvidence, prompts: str) -> Payoff:
+def payoff_of(evidence: AutoEvidence, prompts: str) -> Payoff:
     """Return the record that ships; lengths that were not counted are left out."""
     key = evidence.settings["key"]
     assert isinstance(key, dict)
@@ -39,7 +39,7 @@ def main(words: list[str] | None = None) -> int:
     given = parser.parse_args(words)
     data = json.loads(given.evidence.read_text(encoding="utf-8"))
     data.pop("choices", None)
-    worth = worth_of(AutoEvidence.model_validate(data), given.prompts)
+    worth = payoff_of(AutoEvidence.model_validate(data), given.prompts)
     write_record(given.out, worth.model_dump(mode="json"))
     return 0
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.generation.pipeline import Pipeline, Prompt
-from lantern_accel.generation.result import image_grid, pictures, png_bytes
+from lantern_accel.generation.result import image_grid, png_bytes, to_images
 from lantern_accel.strategy.rules import Exact
 from lantern_accel.strategy.values import Strategy
 from lantern_accel_profiles.measure.record import (
@@ -30,7 +30,7 @@ from lantern_accel_profiles.measure.record import (
 )
 from lantern_accel_profiles.quality import features as network_features
 from lantern_accel_profiles.quality import interval as intervals
-from lantern_accel_profiles.quality.pricing import exact_costs
+from lantern_accel_profiles.quality.exact_loss import exact_costs
 from lantern_accel_profiles.quality.set_metrics import METRIC, kernel_distance, permutation_test
 
 #: Images decoded together here; the figures do not depend on it.
@@ -55,7 +55,7 @@ def images_for(strategies: int, images: int) -> int:
 
 def relaxed_mass(done: Decoded) -> Tensor:
     """Return the mass that relaxation moved per generated token, float ``[B]``."""
-    return (done.price / done.tokens.shape[1]).float()
+    return (done.quality_loss / done.tokens.shape[1]).float()
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class QualityStudy:
     _sets: dict[tuple[str, int], ScoredImages] = field(default_factory=dict)
     _features: dict[tuple[str, int], intervals.Array] = field(default_factory=dict)
 
-    def draw(
+    def generate_images(
         self, strategy: Strategy, seed: int | None = None, images: int | None = None
     ) -> ScoredImages:
         """Return this strategy's images, all or the first few, decoding them on first use."""
@@ -117,7 +117,7 @@ class QualityStudy:
 
     def measure(self, strategy: Strategy) -> Quality:
         """Return the quality loss of a relaxed strategy."""
-        relaxed = self.draw(strategy)
+        relaxed = self.generate_images(strategy)
         twin = strategy.model_copy(
             update={
                 "name": f"exact decoding for {strategy.name}",
@@ -126,16 +126,16 @@ class QualityStudy:
             }
         )
         count = min(self.images, COMPARED)
-        exact = self.draw(twin, images=count).tokens[:count]
+        exact = self.generate_images(twin, images=count).tokens[:count]
         equal = (relaxed.tokens[:count] == exact).float()
-        other = self.draw(PLAIN, self.seed + OTHER_SEED).tokens
+        other = self.generate_images(PLAIN, self.seed + OTHER_SEED).tokens
         return Quality(
             strategy=strategy,
             temperature=self.temperature,
             images=self.images,
             total_variation_per_token=intervals.mean(relaxed.moved.tolist()),
             agreement=intervals.mean(equal.mean(dim=1).tolist()),
-            chance_agreement=float((self.draw(PLAIN).tokens == other).float().mean()),
+            chance_agreement=float((self.generate_images(PLAIN).tokens == other).float().mean()),
             first_difference=intervals.mean(equal.cumprod(dim=1).sum(dim=1).tolist()),
             distance=self._distance(strategy),
         )
@@ -171,15 +171,15 @@ class QualityStudy:
     ) -> intervals.Array:
         key = strategy.model_copy(update={"name": ""}).model_dump_json(), seed
         if key not in self._features:
-            self._features[key] = network.vectors(self.draw(strategy, seed).pixels)
+            self._features[key] = network.vectors(self.generate_images(strategy, seed).pixels)
             self.beat(f"quality loss: features of {strategy.name}")
         return self._features[key]
 
     def strip(self, strategy: Strategy) -> Strip:
         """Return the first images of a strategy side by side, as a PNG."""
-        pixels = self.draw(strategy).pixels[:SHEET]
+        pixels = self.generate_images(strategy).pixels[:SHEET]
         side = min(pixels.shape[1], THUMBNAIL)
-        shown = [one.resize((side, side), Resampling.LANCZOS) for one in pictures(pixels)]
+        shown = [one.resize((side, side), Resampling.LANCZOS) for one in to_images(pixels)]
         return Strip(
             strategy=strategy.name,
             temperature=self.temperature,

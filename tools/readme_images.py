@@ -1,4 +1,4 @@
-"""Make the image of relaxed strategies in the documentation: ``python tools/readme_pictures.py docs``.
+"""Make the image of relaxed strategies in the documentation: ``python tools/readme_images.py docs``.
 
 It has eight seeds of each strategy, in float32. Trees are named, since default trees differ by machine.
 """

@@ -176,7 +176,7 @@ class SuiteImages:
             found.append((start, path, chunk))
         return found
 
-    def draw(
+    def generate_missing(
         self, strategy: Strategy, folder: Path, advance: Callable[[int], None] = lambda count: None
     ) -> list[Chunk]:
         """Generate what is not in the folder yet; return the records of all chunks.

@@ -14,7 +14,7 @@ from lantern_accel.errors import LanternWarning, ModelError
 from lantern_accel.families.base import Model, Prompt
 from lantern_accel.families.glm_image.grids import PIXELS, prior_token_ids
 from lantern_accel.families.glm_image.text import GlmImageText
-from lantern_accel.families.releases import installed, require
+from lantern_accel.families.releases import find_release, require
 
 if TYPE_CHECKING:
     from diffusers import FlowMatchEulerDiscreteScheduler, GlmImagePipeline
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PARTS = ("model_index.json", "transformer", "vae", "scheduler", "text_encoder", "tokenizer")
 
 
-def paint(
+def render_images(
     model: Model, tokens: Tensor, shape: Hashable, prompts: Sequence[Prompt], seeds: Sequence[int]
 ) -> list[Image]:
     """Return the images of tokens ``[n, N]``; [] and a warning where they cannot be painted here.
@@ -71,8 +71,8 @@ def check_scheduler(scheduler: FlowMatchEulerDiscreteScheduler) -> None:
     trial.set_timesteps(timesteps=given, sigmas=[1.0, 0.5], mu=3.0)
     if trial.timesteps.tolist() != given:
         raise ModelError(
-            f"diffusers {installed('diffusers')} replaces the timesteps of GLM-Image by shifted ones, so "
-            'that images are wrong, whoever decodes the prior; run `pip install "diffusers>=0.42"`'
+            f"diffusers {find_release('diffusers')} replaces the timesteps of GLM-Image by shifted ones, "
+            'so that images are wrong, whoever decodes the prior; run `pip install "diffusers>=0.42"`'
         )
 
 
@@ -80,7 +80,7 @@ def _diffusion_half(model: Model) -> GlmImagePipeline:
     """Return the release's pipeline without its prior, loaded once; raises :class:`ModelError`."""
     text = model.text
     assert isinstance(text, GlmImageText)
-    if text.painter is None:
+    if text.renderer is None:
         release = _release(text.path)
         require("diffusers")
         require("transformers")
@@ -90,8 +90,8 @@ def _diffusion_half(model: Model) -> GlmImagePipeline:
         load = GlmImagePipeline.from_pretrained
         pipe = load(release, vision_language_encoder=None, processor=None, torch_dtype=weight.dtype)
         check_scheduler(pipe.scheduler)
-        text.painter = pipe.to(weight.device)
-    return text.painter
+        text.renderer = pipe.to(weight.device)
+    return text.renderer
 
 
 def _release(tokenizer: Path) -> Path:

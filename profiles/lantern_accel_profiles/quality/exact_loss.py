@@ -76,7 +76,7 @@ def _certain_law(node: _Node, p: Tensor, codes: Tensor) -> Tensor:
         test = examine(node.rule, now, None, x, node.depth, left)
         law[x] += weight * test.probability
         now = residual(node.rule, test, node.allowed)
-        left = _rest(left, test.price, test.probability)
+        left = _rest(left, test.quality_loss, test.probability)
         weight = weight * (1 - test.probability)
     return law + weight * now[0]
 
@@ -102,7 +102,7 @@ def _keep_mass(node: _Node, p: Tensor, q: Tensor, left: Tensor | None) -> tuple[
     rows = p.unsqueeze(1).expand(n, vocab, vocab)
     drawn = q.unsqueeze(1).expand(n, vocab, vocab)
     tried = Tried(p, q, near, rows, x.expand(n, vocab), node.depth, drawn)
-    absorbed, extra = node.rule.borrowed(tried)
+    absorbed, extra = node.rule.count_neighbours(tried)
     if left is not None:
         extra = torch.minimum(extra, left.unsqueeze(1) * q)
     return torch.minimum(q, p + extra), absorbed
@@ -181,7 +181,7 @@ def _refuse(
     after = residual(node.rule, test, node.allowed)
     less = q.scatter(-1, x.unsqueeze(-1), 0.0)
     less = less / less.sum(-1, keepdim=True).clamp(min=NOTHING)
-    rest = _rest(left, test.price, test.probability)
+    rest = _rest(left, test.quality_loss, test.probability)
     return _sampled_law(node, after, less, rest, drafts - 1, uniform)
 
 
@@ -321,10 +321,10 @@ def exact_costs(
     rule = session.rule
     if not rule.relaxed or g.keyed:
         return accepted
-    uniforms = session.state.drawn()
+    uniforms = session.state.get_uniforms()
     tests = uniforms[:, g.draft_columns : g.draft_columns + g.test_columns]
     official = rule.residual == "official" and step.verifying.guidance.masked
     allowed = logits > float("-inf") if official else None
     probs = distribution(logits, session.filters)
-    price = path_costs(tree, probs, rule, tests, accepted.path, accepted.length, allowed)
-    return replace(accepted, price=price)
+    quality_loss = path_costs(tree, probs, rule, tests, accepted.path, accepted.length, allowed)
+    return replace(accepted, quality_loss=quality_loss)

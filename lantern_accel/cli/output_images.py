@@ -56,7 +56,7 @@ def check_files(
         )
 
 
-class Pictures:
+class OutputImages:
     """Where a command's images go: ``each`` into a file of its own, or one file at the end.
 
     Where a command generates several files, a journal next to them (``.NAME.lantern.json``, ``.jsonl``)
@@ -144,7 +144,7 @@ class Pictures:
         self.images.clear()
         return [*self.written, *([self.unfinished] if self.unfinished.is_file() else [])]
 
-    def done(self) -> None:
+    def discard_notes(self) -> None:
         """Forget the notes: nothing is left to generate."""
         with contextlib.suppress(OSError):
             self.journal.run.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Photograph a report: ``python tools/report_picture.py report.html docs/report.png``.
+"""Photograph a report: ``python tools/report_image.py report.html docs/report.png``.
 
 Needs the package playwright and a Chromium (``CHROMIUM=/path/to/chromium``, or one on the path).
 """

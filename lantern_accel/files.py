@@ -204,7 +204,7 @@ def check_target(path: Path) -> None:
     """
     try:
         if len(os.fsencode(path.name)) > 255:
-            raise RequestError(f"the name {path.name[:40]}... is longer than 255 bytes; show it")
+            raise RequestError(f"the name {path.name[:40]}... is longer than 255 bytes; shorten it")
         if path.is_dir():
             raise RequestError(f"{path} is a folder; name a file in it")
         if not is_regular(path):  # a device or a pipe, which is written to as it is

@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="fail a test without the mark `long` that takes more CPU time of pytest's own process",
     )
     parser.addoption(
-        "--inputs", type=int, default=0, help="try so many hostile inputs (tests/fuzz)"
+        "--inputs", type=int, default=0, help="number of hostile inputs to try (tests/fuzz)"
     )
     parser.addoption("--first-part", type=int, default=0, help="where --inputs begins, in 500s")
 

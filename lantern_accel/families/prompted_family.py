@@ -111,7 +111,7 @@ class TokenFamily(Family[TokenManifestT]):
             positions = max(positions, manifest.target.num_tokens + self.long_prompt)
         most = positions - tokens
         if longest > most:
-            ways = [f"show the prompt to {most} tokens"] * (most > 0)
+            ways = [f"shorten the prompt to {most} tokens"] * (most > 0)
             ways += ["ask for a smaller image"] * bool(names)
             raise RequestError(
                 f"a prompt has {longest} tokens and the image {tokens}, but the model was trained on "

@@ -44,7 +44,7 @@ def left_pad(rows: Sequence[Sequence[int]], length: int, pad: int) -> tuple[Tens
     longest = max(len(row) for row in rows)
     if longest > length:
         raise RequestError(
-            f"a prompt has {longest} tokens, the buffers hold {length}; show the prompt"
+            f"a prompt has {longest} tokens, the buffers hold {length}; shorten the prompt"
         )
     ids = torch.tensor([[pad] * (length - len(row)) + list(row) for row in rows])
     start = torch.tensor([length - len(row) for row in rows])

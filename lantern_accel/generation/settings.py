@@ -263,7 +263,7 @@ def _wrong_prompt(each: object) -> str:
     if len(each) <= MOST_PROMPT:
         return ""
     return (
-        f"the prompt has {len(each):,} characters, and a prompt has at most {MOST_PROMPT:,}; show it, "
+        f"the prompt has {len(each):,} characters, and a prompt has at most {MOST_PROMPT:,}; shorten it, "
         "or generate a file of prompts with --prompts"
     )
 

@@ -189,7 +189,7 @@ class NoTree(DraftConfig):
 
 
 class ChainTree(AdaptiveSource):
-    """One drafted token after another; with ``draft_lengths`` the host may show it at any step."""
+    """One drafted token after another; with ``draft_lengths`` the host may shorten it at any step."""
 
     kind: Literal["chain"] = "chain"
     needs_drafter: ClassVar[bool] = True

@@ -126,6 +126,6 @@ def test_luminas_tokens_are_those_of_dense_forwards(lumina):
 def test_a_prompt_that_leaves_no_room_for_the_picture_is_refused(anole):
     with (
         lantern_accel.load(anole, device="cpu") as pipe,
-        pytest.raises(lantern_accel.RequestError, match=r"trained on 4096 in all; show"),
+        pytest.raises(lantern_accel.RequestError, match=r"trained on 4096 in all; shorten"),
     ):
         pipe.conditions(["fox " * 4100])

@@ -24,7 +24,7 @@ def words(tiny_model: Path, tmp_path: Path) -> list[str]:
 
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, images: int, stop: Any) -> None:
-    """Call ``stop`` when so many images were written."""
+    """Call ``stop`` after ``images`` images were written."""
     real, left = output_images.save_image, [images]
 
     def save(image: Any, path: Path, *more: Any) -> None:

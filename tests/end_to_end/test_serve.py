@@ -14,12 +14,12 @@ openai = pytest.importorskip("openai")
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("fastapi")
 
-from support.janus import write_janus  # noqa: E402
-from support.server import Served, pixels, same, serving  # noqa: E402
+from support.janus import write_janus  # noqa: E402, after importorskip
+from support.server import Served, pixels, same, serving  # noqa: E402, after importorskip
 
 import lantern_accel  # noqa: E402, after importorskip
 from lantern_accel.errors import RequestError  # noqa: E402, after importorskip
-from lantern_accel.serving.queue import STAGES  # noqa: E402
+from lantern_accel.serving.queue import STAGES  # noqa: E402, after importorskip
 from lantern_accel.serving.scheduler import ServerSettings  # noqa: E402, after importorskip
 
 PATH = "/v1/images/generations"

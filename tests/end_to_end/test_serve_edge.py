@@ -22,15 +22,15 @@ pytest.importorskip("fastapi")
 uvicorn = pytest.importorskip("uvicorn")
 
 from fastapi import FastAPI  # noqa: E402, after importorskip
-from support.server import Held, Served, serving  # noqa: E402
+from support.server import Held, Served, serving  # noqa: E402, after importorskip
 
 import lantern_accel  # noqa: E402, after importorskip
-from lantern_accel.cli.serve import _origin, _root_path  # noqa: E402
+from lantern_accel.cli.serve import _origin, _root_path  # noqa: E402, after importorskip
 from lantern_accel.device.backend import MemoryUse  # noqa: E402, after importorskip
 from lantern_accel.errors import DeviceLostError, RequestError  # noqa: E402, after importorskip
 from lantern_accel.generation.batch import Batch  # noqa: E402, after importorskip
-from lantern_accel.serving.app import make_app  # noqa: E402
-from lantern_accel.serving.guard import Guard  # noqa: E402
+from lantern_accel.serving.app import make_app  # noqa: E402, after importorskip
+from lantern_accel.serving.guard import Guard  # noqa: E402, after importorskip
 from lantern_accel.serving.scheduler import ServerSettings, usual_slots  # noqa: E402, after importorskip
 
 PATH = "/v1/images/generations"

@@ -17,7 +17,7 @@ from support import engines
 from support.engines import Late
 
 #: What auto moves between, the trees that a request may ask for by name, drafts by a quantized copy,
-#: and plain decoding of a target in fewer bits.
+#: and plain decoding of a quantized target.
 KINDS = ("windows", "chains", "vanilla", "lantern++", "eagle2", "self", "int8", "int6")
 
 

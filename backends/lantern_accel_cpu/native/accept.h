@@ -106,7 +106,7 @@ struct Judge {
         if (!normalise(spare, after)) copy_row(p, after);
     }
 
-    // What a residual that is not the ideal one adds to the quality_loss of a refusal.
+    // What a residual that is not the ideal one adds to the quality loss of a rejection.
     float residual_price(const float* p, const float* q, const Test& t, const float* after, float* spare) const {
         if (q) {
             rest(p, q, spare);

@@ -62,7 +62,7 @@ USUAL = (AUTO, "eagle", "eagle2", "lantern", "lantern++", "scd")
 class ProfileRequest:
     """What a run is asked to measure; ``conform`` checks the backend, None leaves that out.
 
-    ``window``: somebody chose the length of windows, so that batches do not show them; ``wait``:
+    ``window``: somebody chose the length of windows, so that batches do not shorten them; ``wait``:
     seconds that other programs of the machine have to end.
     """
 

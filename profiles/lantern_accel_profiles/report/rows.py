@@ -156,7 +156,7 @@ def same_rounds(run: Run) -> Run:
     """Return a run whose cells of one batch size and temperature have the samples of the same rounds.
 
     Fast cells take more samples than slow ones, and a report uses the rounds that all cells have. An
-    unfinished cell with fewer samples than planned does not show the others.
+    unfinished cell with fewer samples than planned does not shorten the others.
     """
     counts: dict[tuple[int, float], list[int]] = {}
     for cell in run.cells:

@@ -83,7 +83,7 @@ def test_lumina_gets_a_drafter_from_its_own_pictures(lumina: Path, tmp_path: Pat
         with pytest.raises(RequestError, match="cannot make 17x8"):
             run_model_drafter(pipe, settings, out, device, **{**words, "size": (17, 8)})
         long = {"prompts": ["fox", "fox " * 5000], "samples": 2, "size": SIZE}
-        with pytest.raises(RequestError, match="show the prompt"):
+        with pytest.raises(RequestError, match="shorten the prompt"):
             run_model_drafter(pipe, settings, tmp_path / "long", device, **long)  # type: ignore[arg-type]
         assert not (tmp_path / "long").exists()
         with pytest.raises(ModelError, match="cannot have these blocks or taps: n_layer"):

@@ -141,7 +141,7 @@ def compare(
     unit: str = "",
     **changes: Any,
 ) -> float:
-    """Step both ways, past the end of the images, and compare after every step; return the price."""
+    """Step both ways, past the end of the images, and compare each step; return the quality loss."""
     with both(kind, unit) as (whole, pieces), torch.inference_mode():
         got, want = (made(ops, strategy, given, batch, **changes) for ops in (whole, pieces))
         assert at_once(got) == (kind is NativeCpu) and not at_once(want)
@@ -156,7 +156,7 @@ def compare(
             for engine in (got, want):
                 engine.step()
             for (name, a), (_, b) in zip(kept(want).items(), kept(got).items(), strict=True):
-                # Prices are summed in another order.
+                # Quality losses are summed in another order.
                 same = torch.allclose if name == "quality_loss" else torch.equal
                 assert same(a, b), (name, step)
             if int(want.state.length.min()) == want.geometry.tokens - 1 and step > 3:

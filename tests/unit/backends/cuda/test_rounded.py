@@ -1,4 +1,4 @@
-"""Products with weights in fewer bits, by Triton's interpreter on host memory.
+"""Products with quantized weights, by Triton's interpreter on host memory.
 
 Interpreted tests run in a process of their own (:mod:`support.interpreter`).
 """

@@ -1,4 +1,4 @@
-"""Products of tens of rows with weights in fewer bits, by Triton's interpreter."""
+"""Products of tens of rows with quantized weights, by Triton's interpreter."""
 
 from __future__ import annotations
 

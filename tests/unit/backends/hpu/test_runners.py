@@ -265,7 +265,7 @@ def test_what_compiles_between_steps_is_reported_once_a_bucket_was_drawn(
 
 LATE = "Graph compile failed. synStatus=synStatus 26 [Generic failure]."
 LEFT = "Eager fallback in nodes: ['sort:torch.ops.aten.sort.stable']"
-#: What a compiler says of a step, and what is told of it.
+#: A compiler's message about a step, and the warning that follows.
 SAID = {
     LATE: "Gaudi's graph compiler refused a graph while",
     "aten::view.dtype isn't registered in KernelRegistry!": "this SDK makes no graph of the step "

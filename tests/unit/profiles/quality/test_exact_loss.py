@@ -103,7 +103,7 @@ def reported(
     siblings: int,
     branches: int | None = None,
 ) -> float:
-    """Return the mean of the exact account's price over the uniforms that it may use."""
+    """Return the mean of the exact account's quality loss over the uniforms that it may use."""
     count = 32 if branches else 1
     law = torch.tensor(p, dtype=torch.float64)
     drawn = None if q is None else torch.tensor(q, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Runs with the target's weights in fewer bits: no figure without their price, and none called exact."""
+"""Runs with the target's weights quantized: no figure without its quality loss, and none called exact."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -75,7 +76,9 @@ class HostLoop:
         step: Callable[[], None] | None,
     ) -> None:
         g = engine.geometry
-        self.engine, self.policy, self.schedule, self.step = engine, policy, schedule, step
+        # Weak: an engine holds its loop, and frees its buffers when it is dropped, not at a collection.
+        self.engine, self.policy = weakref.proxy(engine), policy
+        self.schedule, self.step = schedule, step
         self.tokens, self.known = g.tokens, [known] * g.batch
         self.buckets = BucketChooser(engine.sizes, g)
         #: Steps so far, the tokens that these add to an image at most, and those before a row's image.

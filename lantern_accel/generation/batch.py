@@ -7,6 +7,7 @@ image is complete takes the next one: its prompt is run by an engine of one imag
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -200,7 +201,7 @@ class Batch(Generic[J]):
             engine.session.progress.clear()
             for name, buffer in self._buffers.items():
                 buffer.copy_(copies[name])
-        course.engine = engine
+        course.engine = weakref.proxy(engine)
         engine.now, engine.course, self._aside = length, course, None
 
     # --- rows ----------------------------------------------------------------------------------

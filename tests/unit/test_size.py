@@ -92,9 +92,9 @@ def doubled() -> int:
 
 
 BOUNDS = {
-    "lines of the package": (lambda: lines(PACKAGE), 40366),
+    "lines of the package": (lambda: lines(PACKAGE), 40370),
     "lines of the package that measures": (lambda: lines(PROFILES), 11359),
-    "lines of decoding with its sources": (lambda: lines(PACKAGE / "decoding"), 3964),
+    "lines of decoding with its sources": (lambda: lines(PACKAGE / "decoding"), 3967),
     "Any, in annotations and aliases": (loose, 190),
     "attributes that are read by name": (read_by_name, 64),
     "public classes of a name that another class has": (doubled, 1),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from support.chi_square import misfit
@@ -191,6 +194,20 @@ def test_steps_and_accepted_drafts_add_up_to_the_image(models: Models, name: str
     # The last step may accept past the end of the image.
     assert ((gained >= 35) & (gained < 35 + depth)).all()
     assert decoded.step_compression == pytest.approx(3 * 35 / int(decoded.steps.sum()))
+
+
+def test_a_dropped_engine_frees_its_buffers_without_a_collection(models: Models) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        engine = engine_of(models, NAMED["eagle"], GREEDY, batch=2)
+        finish(engine)
+        tokens = weakref.ref(engine.state.tokens)
+        engine.functions.clear()  # as captured ones that were released
+        del engine
+        assert tokens() is None
+    finally:
+        gc.enable()
 
 
 def test_run_reports_progress_and_stops(models: Models) -> None:

@@ -69,16 +69,13 @@ class Accelerator:
 
 def find() -> Accelerator | str:
     """Return the accelerator, or why there is none, as the end of 'not available: ...'."""
-    api = getattr(torch, "accelerator", None)
-    if api is None:
-        return f"torch {torch.__version__} has no torch.accelerator, which came with 2.6"
     try:
-        device = api.current_accelerator()
+        device = torch.accelerator.current_accelerator()
     except RuntimeError:  # how torch 2.6 says that there is none
         device = None
     if device is None:
         return f"this torch build ({torch.__version__}) has no accelerator"
-    count = int(api.device_count()) if api.is_available() else 0
+    count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
     if count < 1:
         return f"torch is built for {device.type}, and finds no such device"
     return Accelerator(device.type, count)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 import pluggy
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lantern_accel.device import hookspecs
 from lantern_accel.device.spec import API_VERSION, BackendSpec
@@ -85,8 +86,6 @@ def load_offers(hook: str, what: str, check: Callable[[object], OfferT]) -> Offe
 
 def why(error: BaseException) -> str:
     """Return an exception as one line; our own complaints about a plug-in stand by themselves."""
-    from pydantic import ValidationError
-
     if isinstance(error, ValidationError):
         wrong = [(".".join(map(str, one["loc"])), one["msg"]) for one in error.errors()]
         return f"{error.title}: {'; '.join(f'{where}: {text.lower()}' for where, text in wrong)}"
@@ -130,7 +129,7 @@ def _ask_plugin(plugin: object, hook: str, what: str) -> list[object]:
 
 
 def check_spec(spec: object, kind: type, what: str, api: int) -> None:
-    """Check what all offers have: type, ``api_version``, ``name`` and ``summary``; raises Unfit."""
+    """Check what all offers have; raises Unfit, or ValidationError for a field of another type."""
     if not isinstance(spec, kind):
         given = spec.__name__ if inspect.isclass(spec) else type(spec).__name__
         hook = HOOK if what == "backend" else HOOKS[1]
@@ -148,28 +147,28 @@ def check_spec(spec: object, kind: type, what: str, api: int) -> None:
         raise Unfit(
             f"its {what} is named {name!r}; use lower-case letters, digits and '_', not 'auto'"
         )
-    if not isinstance(getattr(spec, "summary", None), str):
-        raise Unfit(f"its {what} {name!r} has no summary; set it to one line of text")
+    _Fields.model_validate(spec)
+
+
+class _Fields(BaseModel):
+    """What every specification sets, by type."""
+
+    model_config = ConfigDict(strict=True, from_attributes=True, title="its specification")
+
+    summary: str
+    priority: int
+
+
+class _BackendFields(_Fields):
+    """What a backend's specification sets besides."""
+
+    aliases: tuple[str, ...]
+    variants: tuple[Mapping[str, object], ...]
 
 
 def check_backend(spec: object) -> BackendSpec:
-    """Return ``spec`` if it can be used; raises Unfit with the reason if not."""
+    """Return ``spec`` if it can be used; raises Unfit or ValidationError with the reason if not."""
     check_spec(spec, BackendSpec, "backend", API_VERSION)
     assert isinstance(spec, BackendSpec)
-    wrong = f"its backend {spec.name!r} has"
-    if not _all(spec.aliases, str):
-        raise Unfit(f"{wrong} aliases {spec.aliases!r}; make them a tuple of words")
-    if not isinstance(spec.priority, int) or isinstance(spec.priority, bool):
-        raise Unfit(
-            f"{wrong} priority {spec.priority!r}; make it an integer (the CPU's is 0, a negative one "
-            "is never automatic)"
-        )
-    if not _all(spec.variants, Mapping):
-        raise Unfit(
-            f"{wrong} variants {spec.variants!r}; make them a tuple of options, each a dictionary"
-        )
+    _BackendFields.model_validate(spec)
     return spec
-
-
-def _all(values: object, kind: type) -> bool:
-    return isinstance(values, tuple) and all(isinstance(one, kind) for one in values)

@@ -196,11 +196,9 @@ def devices_report() -> list[DeviceStatus]:
                 name=spec.name,
                 state="ready" if found.available else "not available",
                 summary=spec.summary,
-                devices=found.devices,
-                reason=found.reason,
-                install=found.install,
                 api_version=spec.api_version,
                 automatic=automatic,
+                **found.model_dump(include={"devices", "reason", "install"}),
             )
         )
     broken = (
@@ -282,16 +280,17 @@ def _best(device: str, candidates: list[BackendSpec]) -> tuple[BackendSpec, Prob
 
 def _probe_all(specs: list[BackendSpec]) -> Iterator[tuple[BackendSpec, Probe | BackendError]]:
     """Prepare all, then probe each: one probe may import torch, which others must precede."""
-
-    def try_spec(look: Callable[[BackendSpec], Answer], spec: BackendSpec) -> Answer | BackendError:
+    failed: dict[str, BackendError] = {}
+    for spec in specs:
         try:
-            return look(spec)
+            _prepare(spec)
         except BackendError as error:
-            return error
-
-    failed = [try_spec(_prepare, spec) for spec in specs]
-    for spec, error in zip(specs, failed, strict=True):
-        yield spec, try_spec(_probe, spec) if error is None else error
+            failed[spec.name] = error
+    for spec in specs:
+        try:
+            yield spec, failed.get(spec.name) or _probe(spec)
+        except BackendError as error:
+            yield spec, error
 
 
 def _prepare(spec: BackendSpec) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 from lantern_accel.errors import LanternWarning
 
@@ -29,28 +28,19 @@ class TooLong(Exception):
 def in_time(call: Callable[[], Made], seconds: float) -> Made:
     """Return what ``call`` returns; raise what it raises, or :class:`TooLong` after ``seconds``.
 
-    It runs in a thread of its own, because a driver that hangs cannot be interrupted. SystemExit,
-    os._exit and KeyboardInterrupt come out as :class:`RuntimeError`: a plug-in does not end the program.
+    It runs in a thread of its own, because a driver that hangs cannot be interrupted. SystemExit and
+    KeyboardInterrupt come out as :class:`RuntimeError`: a plug-in does not end the program.
     The import of torch takes what it takes and does not count.
     """
     made: list[Made] = []
     errors: list[BaseException] = []
     threads: list[int | None] = []
-    system, leave, here = vars(os), os._exit, os.getpid()
-
-    def stay(code: int) -> NoReturn:
-        if threading.current_thread() is thread and os.getpid() == here:
-            raise SystemExit(f"os._exit({code})")
-        leave(code)
 
     def run() -> None:
-        system["_exit"] = stay
         try:
             made.append(call())
         except BaseException as error:
             errors.append(error)
-        if os._exit is stay:
-            system["_exit"] = leave
         threads.append(_torch_threads())
 
     thread = threading.Thread(target=run, daemon=True, name="lantern-accel plug-in")

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from pydantic import ValidationError
 from support import cards
 
 import lantern_accel
@@ -21,7 +22,7 @@ from lantern_accel.cli import main
 from lantern_accel.device import plugins, timeouts
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.capture import Replay
-from lantern_accel.device.entry_points import Unfit, check_backend
+from lantern_accel.device.entry_points import check_backend, why
 from lantern_accel.device.timeouts import TooLong, in_time
 from lantern_accel.errors import BackendError, LanternWarning
 
@@ -128,19 +129,20 @@ def test_threads_that_a_call_sets_hold_for_the_caller() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("priority", "high", "has priority 'high'; make it an integer"),
-        ("priority", None, "has priority None"),
-        ("priority", True, "has priority True"),
-        ("variants", {"graph": "off"}, "make them a tuple of options"),
-        ("variants", ("graph",), "make them a tuple of options"),
-        ("aliases", "gpu", "make them a tuple of words"),
+        ("priority", "high", "priority: input should be a valid integer"),
+        ("priority", True, "priority: "),
+        ("variants", {"graph": "off"}, "variants: input should be a valid tuple"),
+        ("variants", ("graph",), "variants.0: "),
+        ("aliases", "gpu", "aliases: "),
+        ("summary", None, "summary: "),
     ],
 )
 def test_a_specification_of_wrong_types_is_no_backend(name: str, value: object, says: str) -> None:
     spec = cards.CardSpec("nothing")
     setattr(spec, name, value)
-    with pytest.raises(Unfit, match=says):
+    with pytest.raises(ValidationError) as caught:
         check_backend(spec)
+    assert says in why(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -96,20 +96,13 @@ def examine(backend: DeviceBackend, key: dict[str, str]) -> Verdict:
     if recorded:
         backend.record_steps(unless=INTERRUPTED)
     failed = _first_failure(backend, CHECKS)
-    verdict = Verdict(
-        key=key,
-        passed=not failed,
-        failed=failed,
-        not_recorded=INTERRUPTED if recorded and not failed else "",
-        seconds=time.perf_counter() - began,
-    )
-    if verdict.not_recorded:
+    verdict = Verdict(key=key, passed=not failed, failed=failed)
+    if recorded and verdict.passed:
+        verdict.not_recorded = INTERRUPTED
         _keep(verdict)
         backend.record_steps()
-        because = _first_failure(backend, RECORDED)
-        verdict = verdict.model_copy(
-            update={"not_recorded": because, "seconds": time.perf_counter() - began}
-        )
+        verdict.not_recorded = _first_failure(backend, RECORDED)
+    verdict.seconds = time.perf_counter() - began
     _keep(verdict)
     return verdict
 

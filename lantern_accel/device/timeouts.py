@@ -70,15 +70,9 @@ def close_in_time(backend: str, close: Callable[[], object], what: str = "") -> 
     """
     try:
         in_time(close, CLOSING)
-    except TooLong:
-        failure = f"was not closed within {CLOSING:g} s and is left as it is"
     except Exception as error:
-        failure = f"failed while it was closed ({type(error).__name__}: {error})"
-    else:
-        return
-    warnings.warn(
-        f"backend {backend!r} {failure}{'; ' + what if what else ''}", LanternWarning, stacklevel=3
-    )
+        failure = f"backend {backend!r} was not closed ({type(error).__name__}: {error})"
+        warnings.warn("; ".join(filter(None, (failure, what))), LanternWarning, stacklevel=3)
 
 
 def _importing_torch() -> bool:

@@ -31,19 +31,12 @@ def check_name(name: str) -> None:
             f"digits and single '_', a letter first{near}"
         )
     specs = backend_specs()
-    if name in specs:
+    words = {word for spec in specs.values() for word in spec.aliases}
+    if name in {"auto", *words, *specs, *broken_plugins()}:
         raise DeviceRequestError(
-            f"there is a device named {name!r} already ({specs[name].summary}); choose another name"
+            f"{name!r} names a device already, or several; choose another name than those that "
+            "`lantern-accel devices` lists"
         )
-    if name in broken_plugins():
-        raise DeviceRequestError(
-            f"an installed plug-in has the name {name!r}, although it cannot be used "
-            f"({broken_plugins()[name]}); uninstall it, or choose another name"
-        )
-    words = {word: spec.name for spec in specs.values() for word in spec.aliases}
-    if name == "auto" or name in words:
-        means = f"opens {words[name]!r}" if name in words else "lets lantern-accel choose"
-        raise DeviceRequestError(f"the word {name!r} {means} already; choose another name")
 
 
 def scaffold(name: str, out: Path) -> Path:

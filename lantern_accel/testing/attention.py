@@ -67,17 +67,15 @@ def mistakes(
 
     ``other``: keys and values of another layer.
     """
-    every = torch.ones_like(seen)
-    found = {
-        "the mask is not used": attention_of(q, k, v, every),
-        "the mask is turned round (True: may be seen)": attention_of(q, k, v, ~seen),
-        "the mask is shifted by one slot: each slot has the next one's": attention_of(
-            q, k, v, seen.roll(-1, -1)
-        ),
-        "the mask is shifted by one slot: each slot has the one before's": attention_of(
-            q, k, v, seen.roll(1, -1)
-        ),
-        "the mask is shifted by one query": attention_of(q, k, v, seen.roll(1, -2)),
+    masks = {
+        "not used": torch.ones_like(seen),
+        "turned round (True: may be seen)": ~seen,
+        "shifted by one slot: each slot has the next one's": seen.roll(-1, -1),
+        "shifted by one slot: each slot has the one before's": seen.roll(1, -1),
+        "shifted by one query": seen.roll(1, -2),
+    }
+    found = {f"the mask is {how}": attention_of(q, k, v, mask) for how, mask in masks.items()}
+    found |= {
         "scores are not divided by the root of the head's width": attention_of(q, k, v, seen, 1.0),
         "scores are divided by the head's width, not its root": attention_of(
             q, k, v, seen, 1.0 / q.shape[-1]

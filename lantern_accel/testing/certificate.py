@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import shlex
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -72,20 +73,17 @@ def members(backend: Backend, spec: BackendSpec | None = None) -> list[Member]:
     owners: list[tuple[object, type]] = [(backend, kind) for kind in SEAM]
     if spec is not None:
         owners.insert(0, (spec, BackendSpec))
-    found = []
-    for one, kind in owners:
-        known = {*vars(kind), *vars(kind).get("__annotations__", {})}
-        for name in sorted(known):
-            if name.startswith("_") or name in REQUIRED or name in NOT_OVERRIDDEN:
-                continue
-            found.append(
-                Member(
-                    name=name,
-                    level="recommended" if name in RECOMMENDED else "optional",
-                    written=is_overridden(one, name, kind),
-                    reference=RECOMMENDED.get(name, ""),
-                )
-            )
+    found = [
+        Member(
+            name=name,
+            level="recommended" if name in RECOMMENDED else "optional",
+            written=is_overridden(one, name, kind),
+            reference=RECOMMENDED.get(name, ""),
+        )
+        for one, kind in owners
+        for name in sorted({*vars(kind), *vars(kind).get("__annotations__", {})})
+        if name[0] != "_" and name not in (*REQUIRED, *NOT_OVERRIDDEN)
+    ]
     return sorted(found, key=lambda member: member.level, reverse=True)
 
 
@@ -188,8 +186,7 @@ def _verdict(
 
 
 def command_line() -> str:
-    words = ["lantern-accel", *sys.argv[1:]] if len(sys.argv) > 1 else sys.argv
-    return " ".join(f"'{word}'" if " " in word else word for word in words)
+    return shlex.join(["lantern-accel", *sys.argv[1:]] if len(sys.argv) > 1 else sys.argv)
 
 
 def _versions(backend: Backend) -> dict[str, str]:

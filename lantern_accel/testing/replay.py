@@ -185,15 +185,11 @@ def kind(backend: Backend) -> Measured:
         raise Failed(
             "the backend says that it captures steps, and this replay says that it is not one"
         )
-    if how in ("recorded", "compiled", "captured") and entered.times:
+    if entered.times != (CALLS if how in ("traced", "eager") else 0):
         raise Failed(
             f"the replay says that it is {how}, and Python ran the step in {entered.times} of {CALLS} "
-            "calls; say 'traced' or 'eager' in Replay.kind"
-        )
-    if how in ("traced", "eager") and entered.times != CALLS:
-        raise Failed(
-            f"the replay says that it is {how}, and Python ran the step in {entered.times} of {CALLS} "
-            "calls"
+            "calls; say 'traced' or 'eager' in Replay.kind where it does in each, and 'recorded' or "
+            "'compiled' where it does in none"
         )
     if how == "traced" and not tracing:
         raise Failed(

@@ -344,8 +344,7 @@ def _serve(send: Callable[[str, object], None], within: Callable[[float], None])
     from lantern_accel.testing import certificate, kit
 
     with chosen.open() as backend:
-        for text in kit.near_misses(backend):
-            warnings.warn(text, LanternWarning, stacklevel=2)
+        kit.warn_of_near_misses(backend)
         checks, before = kit.checks_of(backend), backend.counters()
         fresh = kit.report_of(backend).model_dump(mode="json")
         send("ready", [fresh, list(checks), list(backend.conformance().apart)])

@@ -17,10 +17,11 @@ from lantern_accel.device.backend import Backend, Conformance
 from lantern_accel.device.conformance import Outcome as Outcome
 from lantern_accel.device.conformance import Report as Report
 from lantern_accel.device.context import inference
-from lantern_accel.device.plugins import ask
+from lantern_accel.device.plugins import ask, choose_device
 from lantern_accel.device.waiting import repeating
 from lantern_accel.errors import DeviceRequestError, LanternWarning, did_you_mean
 from lantern_accel.families.registry import families
+from lantern_accel.files import check_targets, write_json
 from lantern_accel.testing import (
     attention,
     caches,
@@ -35,6 +36,7 @@ from lantern_accel.testing import (
     static,
     trunks,
 )
+from lantern_accel.testing.certificate import certify, write
 from lantern_accel.testing.result import (
     Failed,
     Measured,
@@ -132,10 +134,9 @@ def select(
     groups = {name.partition(".")[0] for name in known}
     chosen: dict[str, Check] = {}
     for name in names:
-        found = {k: v for k, v in known.items() if name in (k, k.partition(".")[0])}
-        if name == "own":
-            found = {k: v for k, v in known.items() if k not in CHECKS}
-        elif not found:
+        own = CHECKS if name == "own" else known
+        found = {k: v for k, v in known.items() if name in (k, k.partition(".")[0]) or k not in own}
+        if not found and name != "own":
             raise DeviceRequestError(
                 f"no check is named {name!r}{did_you_mean(name, known if '.' in name else groups)}"
             )
@@ -180,8 +181,8 @@ def _foreign(filename: str) -> bool:
     return others is not None or Path(__file__).parents[1] in Path(filename).parents
 
 
-def near_misses(backend: Backend) -> list[str]:
-    """Return a sentence for each method of a backend whose name is nearly one of the backend interface's.
+def warn_of_near_misses(backend: Backend) -> None:
+    """Warn of each method of a backend whose name is nearly one of the backend interface's.
 
     Such a method is called by nobody, and the reference runs in its place.
     """
@@ -190,15 +191,11 @@ def near_misses(backend: Backend) -> list[str]:
     for kind in type(backend).__mro__:
         if not kind.__module__.startswith(("lantern_accel.", "builtins", "abc", "typing")):
             own |= {name: kind for name in vars(kind) if not name.startswith("_")}
-    found = []
     for name in sorted(set(own) - members):
         near = difflib.get_close_matches(name, members, n=1, cutoff=0.8)
         if near and near[0] not in vars(own[name]):
-            found.append(
-                f"{own[name].__name__}.{name} is not a method of the backend interface and is called by "
-                f"nobody; did you mean {near[0]}?"
-            )
-    return found
+            text = f"{own[name].__name__}.{name} is not a method of the backend interface and is called "
+            warnings.warn(f"{text}by nobody; did you mean {near[0]}?", LanternWarning, stacklevel=2)
 
 
 def run_checks(
@@ -259,14 +256,10 @@ def conform(
     (:mod:`lantern_accel.testing.certificate`). Raises :class:`RequestError` before any check runs where
     a file could not be written.
     """
-    from lantern_accel.device.plugins import choose_device
-    from lantern_accel.files import check_targets
-
     check_targets(json, certificate=certificate)
     chosen = choose_device(device, options) if isinstance(device, str) else device
     with chosen.open() as backend:
-        for text in near_misses(backend):
-            warnings.warn(text, LanternWarning, stacklevel=2)
+        warn_of_near_misses(backend)
         known = checks_of(backend)
         before = backend.counters()
         report = run_checks(
@@ -277,8 +270,6 @@ def conform(
             on_report=lambda now: write_report(now, json),
         )
         if certificate is not None:
-            from lantern_accel.testing.certificate import certify, write
-
             card = certify(
                 backend,
                 report,
@@ -293,7 +284,5 @@ def conform(
 
 def write_report(report: Report, json: Path | None) -> None:
     """Write a report as JSON, where a file is named."""
-    from lantern_accel.files import write_json
-
     if json is not None:
         write_json(json, report.model_dump(mode="json"))

@@ -89,23 +89,6 @@ def spilling(write):
     return wrong
 
 
-def short(x: torch.Tensor) -> torch.Tensor:
-    """Keep TF32's eleven bits of each float32."""
-    return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
-
-
-def in_three_parts(attend):
-    """Multiply as a GPU that makes a float32 product of three in TF32: values lose their last bits."""
-
-    def wrong(q, kv, layer, mask):
-        out = attend(q, kv, layer, mask)
-        if out.dtype != torch.float32:
-            return out
-        return short(out) + short(out - short(out))
-
-    return wrong
-
-
 def forgetful(real):
     """Draw every code from the same weights."""
 

@@ -9,8 +9,8 @@ from lantern_accel.decoding.sources.tree import TreeState
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.kv_cache import KVCache
 from lantern_accel.testing import tiny
-from lantern_accel.testing.result import Failed, Measured
-from lantern_accel.testing.tolerances import dtypes_of
+from lantern_accel.testing.result import Failed, Measured, compare
+from lantern_accel.testing.tolerances import dtypes_of, short
 
 LAYERS, ROWS, CAPACITY, HEADS, WIDTH = 2, 4, 29, 3, 16
 
@@ -21,27 +21,21 @@ def filled_cache(backend: Backend, dtype: torch.dtype) -> tuple[KVCache, Tensor,
     return tiny.fill_cache(backend, k, v), k, v
 
 
-def _holds(backend: Backend, cache: KVCache, k: Tensor, v: Tensor) -> str:
-    """Say where the cache does not hold ``k, v`` bit for bit; empty where it does."""
+def _hold(backend: Backend, cache: KVCache, k: Tensor, v: Tensor, what: str) -> None:
+    """Raise ``what`` went wrong, and where, where the cache does not hold ``k, v`` bit for bit."""
     slots = torch.arange(CAPACITY, device=backend.device).expand(ROWS, -1)
     for layer in range(LAYERS):
         found = cache.read(layer, slots)
         for name, got, want in zip(("keys", "values"), found, (k[layer], v[layer]), strict=True):
-            host = got[..., :WIDTH].cpu()
-            if host.shape != want.shape or host.dtype != want.dtype:
-                expected = f"{list(want.shape)} in {want.dtype}"
-                return f"{name} of layer {layer} are {list(host.shape)} in {host.dtype}, not {expected}"
-            if not torch.equal(host, want):
-                row, slot = (int(at) for at in (host != want).nonzero()[0][:2])
-                return f"{name} of layer {layer}, first in row {row}, slot {slot}"
-    return ""
+            where = f"{what}: {name} of layer {layer} by row, slot, head and place"
+            compare(got[..., :WIDTH], want.double(), 0.0, where, dtype=want.dtype)
 
 
 def round_trip(backend: Backend) -> Measured:
     """Write every slot of every layer and read it back."""
     for dtype in dtypes_of(backend):
-        if wrong := _holds(backend, *filled_cache(backend, dtype)):
-            raise Failed(f"what was written in {dtype} does not come back (seen in {wrong})")
+        what = f"what was written in {short(dtype)} does not come back"
+        _hold(backend, *filled_cache(backend, dtype), what)
     return Measured("what is written is read, bit for bit")
 
 
@@ -55,8 +49,7 @@ def sentinels(backend: Backend) -> Measured:
     )
     for row in range(ROWS):
         k[1, row, slots[row].cpu()] = v[1, row, slots[row].cpu()] = new[row]
-    if wrong := _holds(backend, cache, k, v):
-        raise Failed(f"writing two slots of layer 1 changed others (seen in {wrong})")
+    _hold(backend, cache, k, v, "writing two slots of layer 1 changed others")
     return Measured("a write touches its slots alone")
 
 

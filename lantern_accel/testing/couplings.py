@@ -17,7 +17,7 @@ from lantern_accel.device.sampling import FLOOR
 from lantern_accel.nn.transformer import REFERENCE
 from lantern_accel.strategy.values import Sampling
 from lantern_accel.testing.numeric import drafted_tree
-from lantern_accel.testing.result import Failed, Measured, doing, left_to_reference
+from lantern_accel.testing.result import Failed, Measured, compare, doing, left_to_reference
 from lantern_accel.testing.tiny import normal
 from lantern_accel.testing.tolerances import FLOAT32
 
@@ -152,12 +152,6 @@ def _check_ranking(
     # A logarithm of a share that is off by some roundings, and is rounded.
     near = 8 * FLOAT32 * (1 + best.abs())
     for name, got in (("values", values), ("values of the codes", want.gather(-1, places.long()))):
-        off = (got - best).abs() > near
-        if bool(off.any()):
-            at = tuple(off.nonzero()[0].tolist())
-            raise Failed(
-                f"{what}: {name} are off, first {float(got[at]):.6g} in place {at[-1]}, expected "
-                f"{float(best[at]):.6g}"
-            )
+        compare(got, best, near, f"{what}: {name}")
     if bool((places.sort(-1).values.diff(dim=-1) == 0).any()):
         raise Failed(f"{what}: a code is chosen twice")

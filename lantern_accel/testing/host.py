@@ -13,7 +13,7 @@ from lantern_accel.device.context import inferring
 from lantern_accel.families.registry import family_names
 from lantern_accel.nn.transformer import REFERENCE
 from lantern_accel.testing import tiny
-from lantern_accel.testing.result import Failed, Measured, doing, left_to_reference
+from lantern_accel.testing.result import Failed, Measured, compare, doing, left_to_reference
 
 #: Of float32 logits, relative to the largest: hundreds of roundings of a tiny model, far below a fault.
 NEAR = 2e-4
@@ -100,19 +100,11 @@ def _scale(reference: Tensor) -> float:
 
 def _compare_with_host(found: Tensor, reference: Tensor, where: str) -> float:
     """Return how far logits are from the host's, as a share of the largest; raise where too far."""
-    may = reference > FORBIDDEN
-    off = torch.where(may, (found - reference).abs() / _scale(reference), 0.0)
-    off = torch.where(~may & ~(found <= FORBIDDEN), float("inf"), off).nan_to_num(nan=float("inf"))
-    error = float(off.max())
-    if not error <= NEAR:
-        at = int(off.argmax())
-        raise Failed(
-            f"the logits of {where} are off: code {at % found.shape[-1]} has "
-            f"{found.flatten()[at]:.6g}, expected {reference.flatten()[at]:.6g}",
-            error=error,
-            tolerance=NEAR,
-        )
-    return error
+    may, scale = reference > FORBIDDEN, _scale(reference)
+    want = torch.where(may, reference, 0.0).double()
+    forbidden = torch.where(found <= FORBIDDEN, 0.0, float("inf"))
+    got = torch.where(may, found, forbidden)
+    return (compare(got, want, NEAR * scale, f"the logits of {where}").error or 0.0) / scale
 
 
 def check_tokens(got: Tensor, want: Tensor) -> None:

@@ -440,7 +440,7 @@ FAULTS = [
     Fault("the first request's noise", "perturb", "draw.noise", "one over the noise of the", stale_noise),
     Fault("one image's noise for all", "perturb", "draw.noise", "every image has the first one's noise",
           before(lambda w, keys, at: (w, keys * torch.tensor([1, 1, 0], dtype=torch.int32), at))),
-    Fault("a race one position late", "race", "draw.race", "whose weight over noise is",
+    Fault("a race one position late", "race", "draw.race", "weight over noise of the drawn codes",
           before(next_position)),
     # Acceptance.
     Fault("a draft accepted too many", "accept", "accept.decisions", "decisions differ", generous_walk),

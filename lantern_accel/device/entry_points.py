@@ -128,7 +128,25 @@ def _ask_plugin(plugin: object, hook: str, what: str) -> list[object]:
     return offered
 
 
-def check_spec(spec: object, kind: type, what: str, api: int) -> None:
+class Fields(BaseModel):
+    """What every specification sets, by type."""
+
+    model_config = ConfigDict(strict=True, from_attributes=True, title="its specification")
+
+    summary: str
+    priority: int
+
+
+class BackendFields(Fields):
+    """What a backend's specification sets besides."""
+
+    aliases: tuple[str, ...]
+    variants: tuple[Mapping[str, object], ...]
+
+
+def check_spec(
+    spec: object, kind: type, what: str, api: int, fields: type[Fields] = Fields
+) -> None:
     """Check what all offers have; raises Unfit, or ValidationError for a field of another type."""
     if not isinstance(spec, kind):
         given = spec.__name__ if inspect.isclass(spec) else type(spec).__name__
@@ -147,28 +165,11 @@ def check_spec(spec: object, kind: type, what: str, api: int) -> None:
         raise Unfit(
             f"its {what} is named {name!r}; use lower-case letters, digits and '_', not 'auto'"
         )
-    _Fields.model_validate(spec)
-
-
-class _Fields(BaseModel):
-    """What every specification sets, by type."""
-
-    model_config = ConfigDict(strict=True, from_attributes=True, title="its specification")
-
-    summary: str
-    priority: int
-
-
-class _BackendFields(_Fields):
-    """What a backend's specification sets besides."""
-
-    aliases: tuple[str, ...]
-    variants: tuple[Mapping[str, object], ...]
+    fields.model_validate(spec)
 
 
 def check_backend(spec: object) -> BackendSpec:
     """Return ``spec`` if it can be used; raises Unfit or ValidationError with the reason if not."""
-    check_spec(spec, BackendSpec, "backend", API_VERSION)
+    check_spec(spec, BackendSpec, "backend", API_VERSION, BackendFields)
     assert isinstance(spec, BackendSpec)
-    _BackendFields.model_validate(spec)
     return spec

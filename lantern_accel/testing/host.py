@@ -101,10 +101,12 @@ def _scale(reference: Tensor) -> float:
 def _compare_with_host(found: Tensor, reference: Tensor, where: str) -> float:
     """Return how far logits are from the host's, as a share of the largest; raise where too far."""
     may, scale = reference > FORBIDDEN, _scale(reference)
-    want = torch.where(may, reference, 0.0).double()
-    forbidden = torch.where(found <= FORBIDDEN, 0.0, float("inf"))
-    got = torch.where(may, found, forbidden)
-    return (compare(got, want, NEAR * scale, f"the logits of {where}").error or 0.0) / scale
+    if not bool((found <= FORBIDDEN)[~may].all()):
+        raise Failed(f"the logits of {where}: a code that may not be has one")
+    got, want = (torch.where(may, logits, 0.0) for logits in (found, reference))
+    return (
+        compare(got, want.double(), NEAR * scale, f"the logits of {where}").error or 0.0
+    ) / scale
 
 
 def check_tokens(got: Tensor, want: Tensor) -> None:

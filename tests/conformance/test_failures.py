@@ -68,6 +68,13 @@ def test_decoding_is_compared_step_by_step(backend: Backend) -> None:
         next_to_cpu(backend)
 
 
+def test_a_code_that_may_not_be_has_no_logit(backend: Backend) -> None:
+    real = backend.guide
+    backend.guide = lambda logits, token, scale, of, penalties: real(logits, token, scale, of)  # type: ignore[method-assign]  # a planted fault
+    with pytest.raises(Failed, match="logits of the prefill: a code that may not be has one"):
+        next_to_cpu(backend, family="lumina2")
+
+
 def test_the_first_token_that_differs_is_named() -> None:
     want = torch.arange(12).view(2, 6)
     got = want.clone()

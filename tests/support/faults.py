@@ -394,8 +394,10 @@ FAULTS = [
     Fault("a buffer held too late", "snapshot", "operation.put", "is not what the buffer holds",
           after(torch.zeros_like)),
     # Attention.
-    Fault("a mask one slot off", "mask", "attention.float64", "the mask is shifted by one slot",
+    Fault("a mask one slot off", "mask", "attention.float64", "each slot has the one before's",
           before(lambda seen, dtype: (seen.roll(1, -1), dtype))),
+    Fault("a mask one slot short", "mask", "attention.float64", "each slot has the next one's",
+          before(lambda seen, dtype: (seen.roll(-1, -1), dtype))),
     Fault("hidden slots that leak", "mask", "attention.float64", "hidden slots are not hidden enough",
           shallow_mask),
     Fault("a mask turned round", "mask", "attention.float64", "the mask is turned round",

@@ -111,12 +111,17 @@ def test_the_checklist_s_checks_are_checks(made: Path) -> None:
         ("ä", "cannot name a device"),
         ("x" * 41, "cannot name a device: use up to 40"),
         ("x" * 9000, "cannot name a device"),
-        *((name, f"'{name}' names a device already") for name in ("auto", "gpu", "cpu", "null")),
+        *((name, f"'{name}' names a device already") for name in ("auto", "gpu", "cpu", "sand")),
     ],
 )
 def test_a_name_that_no_device_can_have_is_a_sentence(
-    name: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    says: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(scaffold, "broken_plugins", lambda: {"sand": "no tray"})
     assert main(["port", "--out", str(tmp_path), "--", name]) == 2
     said = capsys.readouterr().err
     assert re.search(says, said), said

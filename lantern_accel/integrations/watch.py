@@ -19,10 +19,11 @@ from torch.nn.modules import module as torch_modules
 
 from lantern_accel.errors import ModelError, RequestError
 
-#: Modules and hooks of these packages compute what our decoder does.
+#: Forward passes of these packages compute what our decoder does.
 _KNOWN = ("transformers.", "torch.nn.modules.")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _GLOBAL_HOOKS = (torch_modules._global_forward_hooks, torch_modules._global_forward_pre_hooks)
+_PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 _INTS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -32,7 +33,7 @@ class Watch:
     ``beside``: patterns of keys; what all of them match, such as a tower that reads images, is left out.
     """
 
-    def __init__(self, model: nn.Module, beside: Sequence[re.Pattern[str]]) -> None:
+    def __init__(self, model: Any, beside: Sequence[re.Pattern[str]]) -> None:
         self.model, self.beside = model, beside
         self.seen: tuple[object, ...] | None = None
 
@@ -66,15 +67,10 @@ class Watch:
 
     def _form(self) -> list[object]:
         """Return what is compared without reading a weight."""
-        found: list[object] = [len(hooks) for hooks in _GLOBAL_HOOKS]
-        for path, one in self.modules():
-            own = vars(one)
-            found += [path, type(one), "forward" in own, "_hf_hook" in own, _find_replaced(one)]
-            found += [{n: value for n, value in own.items() if type(value) is float}]
-            found += [list(own[name].values()) for name in _HOOKS]
+        found: list[object] = [_global_hooks()]
+        found += [(path, _facts(one)) for path, one in self.modules()]
         for path, t in self.tensors():
-            plain = type(t) in (Tensor, nn.Parameter, nn.Buffer)
-            place = t.data_ptr() if plain else id(t)
+            place = t.data_ptr() if type(t) in _PLAIN else id(t)
             found += [path, place, t.shape, t.stride(), t.dtype, t.device]
         return found
 
@@ -88,91 +84,76 @@ class Watch:
             return tuple(n for some in by_device.values() for n in torch.stack(some).tolist())
 
     def check(self) -> None:
-        """Raise :class:`ModelError` for a module that computes something else than our decoder does."""
-        for hooks in _GLOBAL_HOOKS:
-            for hook in hooks.values():
-                raise _other("every module", f"has the global hook {_hook_name(hook)}", _HOOK)
-        expected = self._make_expected()
+        """Raise :class:`ModelError` for a module that computes something else than our decoder does.
+
+        Raises :class:`RequestError` where it is offloaded.
+        """
+        away = [path for path, one in self.modules() if "_hf_hook" in vars(one)]
+        away += [path for path, tensor in self.tensors() if tensor.is_meta]
+        if away:
+            raise RequestError(
+                f"{away[0] or 'the module'} is offloaded, so that its weights are not on its device "
+                "while tokens are sampled; load it without offloading (device_map, "
+                "enable_model_cpu_offload)"
+            )
+        if hooks := _global_hooks():
+            raise _other("every module", f"has the hooks {hooks}")
+        with torch.device("meta"):
+            made = type(self.model)(self.model.config)
+        expected = {path: _facts(one) for path, one in self.modules(made)}
         for path, one in self.modules():
-            where, own = path or "the module", vars(one)
-            if "_hf_hook" in own:
-                raise RequestError(
-                    f"{where} is offloaded, so that its weights are not on its device while tokens are "
-                    "sampled; load it without offloading (device_map, enable_model_cpu_offload)"
-                )
-            kind = type(one)
-            known = f"{kind.__module__}.".startswith(_KNOWN)
-            forward = _module_of(kind.forward)
-            made = None if expected is None else expected.pop(path, None)
-            if not known or (expected is not None and type(made) is not kind):
-                adapter = kind.__module__.startswith("peft.")
-                way_out = _ADAPTER if adapter else "put the module back that the library made"
-                raise _other(where, f"is a {kind.__module__}.{kind.__qualname__}", way_out)
-            if "forward" in own or not f"{forward}.".startswith(_KNOWN):
-                raise _other(where, f"has the forward of {forward or 'another package'}", _HOOK)
-            for name in _find_replaced(one):
-                raise _other(where, f"has another {name}() than its class", _HOOK)
-            for name, value in vars(made).items() if made is not None else ():
-                if type(value) is float and "dropout" not in name and own.get(name) != value:
-                    raise _other(
-                        where,
-                        f"has {name} {own.get(name)}, where its configuration makes {value}",
-                        "put the same value in both",
+            found = _facts(one)
+            for name, value in expected.pop(path, {"class": "nothing"}).items():
+                if found.get(name) != value:
+                    what = (
+                        f"has the {name} {found.get(name)}, where its configuration makes {value}"
                     )
-            for hook in (hook for name in _HOOKS for hook in own[name].values()):
-                if not _module_of(hook).startswith("transformers."):
-                    raise _other(where, f"has the hook {_hook_name(hook)}", _HOOK)
-        for path in expected or ():
-            raise _other(path, "is absent", "put it back")
-        for path, t in self.tensors():
-            if t.is_meta:
-                raise RequestError(
-                    f"the module is offloaded: {path} is on no device; load it without offloading "
-                    "(device_map, enable_model_cpu_offload)"
-                )
-            if type(t) not in (Tensor, nn.Parameter, nn.Buffer):
-                raise _other(path, f"is a {type(t).__qualname__}, no plain tensor", _UNPACKED)
-
-    def _make_expected(self) -> dict[str, nn.Module] | None:
-        """Return the modules that the configuration makes, no data in them; None where none here."""
-        kind: Any = type(self.model)
-        try:
-            with torch.device("meta"):
-                made = kind(self.model.config)
-        except Exception:  # a class that needs more than its configuration
-            return None
-        return dict(self.modules(made))
+                    raise _other(path, what)
+            if not f"{_module_of(type(one).forward)}.".startswith(_KNOWN):
+                raise _other(path, f"has the forward of {_module_of(type(one).forward)}")
+        for path in expected:
+            raise _other(path, "is absent")
+        for path, tensor in self.tensors():
+            if type(tensor) not in _PLAIN:
+                raise _other(path, f"is a {type(tensor).__qualname__}, no plain tensor")
 
 
-_ADAPTER = "merge the adapter (merge_and_unload()) or take it out"
-_HOOK = "remove it"
-_UNPACKED = "load the model without quantization"
+def _facts(module: nn.Module) -> dict[str, object]:
+    """Return what decides what a module computes besides its tensors; hooks of transformers aside."""
+    own, kind = vars(module), type(module)
+    hooks = [hook for name in _HOOKS for hook in own[name].values()]
+    # With these a family prepares a pass; an object's own one stands before its class's.
+    given = (name for name, one in own.items() if callable(one))
+    methods = [name for name in given if name.startswith(("prepare_", "get_"))]
+    numbers = {n: one for n, one in own.items() if type(one) is float and "dropout" not in n}
+    return {
+        "class": f"{kind.__module__}.{kind.__qualname__}",
+        "forward": own.get("forward"),
+        "hooks": [
+            _name_of(one) for one in hooks if not _module_of(one).startswith("transformers.")
+        ],
+        "methods": methods,
+        **numbers,
+    }
 
 
-def _find_replaced(module: nn.Module) -> list[str]:
-    """Return the methods with which a family prepares a pass that this one object has others of."""
-    kind = type(module)
-    return [
-        name
-        for name, value in vars(module).items()
-        if name.startswith(("prepare_", "get_"))
-        and callable(value)
-        and _module_of(getattr(kind, name, None)).startswith("transformers.models.")
-    ]
+def _global_hooks() -> list[str]:
+    """Return the names of what torch calls around every module."""
+    return [_name_of(hook) for hooks in _GLOBAL_HOOKS for hook in hooks.values()]
 
 
 def _module_of(thing: object) -> str:
     return getattr(thing, "__module__", "")
 
 
-def _hook_name(hook: object) -> str:
+def _name_of(hook: object) -> str:
     return getattr(hook, "__qualname__", type(hook).__qualname__)
 
 
-def _other(where: str, what: str, way_out: str) -> ModelError:
+def _other(path: str, what: str) -> ModelError:
     return ModelError(
-        f"{where} {what}, which lantern-accel does not run; {way_out}, or call restore() for the "
-        "library's own loop"
+        f"{path or 'the module'} {what}, which lantern-accel does not run; undo it (an adapter: "
+        "merge_and_unload()), or call restore() for the library's own loop"
     )
 
 

@@ -153,23 +153,23 @@ PLACE = r"model\.language_model\.layers\.1"
 #: What changes a model, with a handle that undoes it if it is a hook, and how the part is named.
 OTHERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "activation": (
-        lambda m: setattr(layer(m).mlp, "act_fn", nn.ReLU()), rf"{PLACE}\.mlp\.act_fn is a .*ReLU"
+        lambda m: setattr(layer(m).mlp, "act_fn", nn.ReLU()), rf"{PLACE}\.mlp\.act_fn has the class .*ReLU, where .*SiLU"
     ),
     "parametrization": (
         lambda m: register_parametrization(layer(m).mlp.up_proj, "weight", nn.Identity()),
-        rf"{PLACE}\.mlp\.up_proj is a .*ParametrizedLinear",
+        rf"{PLACE}\.mlp\.up_proj has the class .*ParametrizedLinear",
     ),
     "hook": (
         lambda m: layer(m).mlp.register_forward_hook(lambda *given: 2 * given[-1]),
-        rf"{PLACE}\.mlp has the hook .*lambda",
+        rf"{PLACE}\.mlp has the hooks .*lambda",
     ),
     "pre-hook": (
         lambda m: layer(m).mlp.down_proj.register_forward_pre_hook(lambda _, x: (2 * x[0],)),
-        rf"{PLACE}\.mlp\.down_proj has the hook",
+        rf"{PLACE}\.mlp\.down_proj has the hooks",
     ),
     "global hook": (
         lambda m: register_module_forward_hook(lambda *given: None),
-        "every module has the global hook",
+        "every module has the hooks .*lambda",
     ),
     "forward": (
         lambda m: setattr(m.model.language_model.norm, "forward", lambda x: 2 * x),
@@ -178,11 +178,11 @@ OTHERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "absent": (lambda m: m.model.language_model.layers.pop(1), rf"{PLACE}.* is absent"),
     "number": (
         lambda m: setattr(layer(m).input_layernorm, "variance_epsilon", 0.5),
-        rf"{PLACE}\.input_layernorm has variance_epsilon 0\.5, where .* 1e-06",
+        rf"{PLACE}\.input_layernorm has the variance_epsilon 0\.5, where .* 1e-06",
     ),
     "method": (
         lambda m: setattr(m, "prepare_embeddings_for_image_generation", lambda ids: -2 * ids),
-        r"the module has another prepare_embeddings_for_image_generation\(\)",
+        r"the module has the methods \['prepare_embeddings_for_image_generation'\]",
     ),
 }  # fmt: skip
 
@@ -213,7 +213,7 @@ def test_an_adapter_is_named_until_it_is_merged() -> None:
     wrapped = peft.get_peft_model(
         model, peft.LoraConfig(target_modules=r".*language_model.*(q_proj|down_proj)", **asked)
     )
-    named = r"model\.language_model\.layers\.0\.self_attn\.q_proj is a peft\..*merge_and_unload"
+    named = r"model\.language_model\.layers\.0\.self_attn\.q_proj has the class peft\..*merge_and_unload"
     with pytest.raises(ModelError, match=named):
         ours(model)
     with pytest.raises(ModelError, match="merge_and_unload"):

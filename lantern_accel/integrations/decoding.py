@@ -30,12 +30,12 @@ from lantern_accel.checkpoints.weights import Checkpoint, HeldFile
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import LanternWarning
-from lantern_accel.families.base import Conditions, Family, Model
+from lantern_accel.families.base import Family, Model, Rows
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.prompted_family import TokenFamily
 from lantern_accel.families.registry import family
 from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel.integrations.adapter import Adapter
+from lantern_accel.integrations.adapter import Adapter, SampledTokens
 from lantern_accel.integrations.watch import Watch
 from lantern_accel.models.bundle import named_head, read_head
 from lantern_accel.nn.transformer import Projection, pack
@@ -233,14 +233,32 @@ class Accelerated(Adapter):
             self.pipeline.close()
         self.pipeline = self._watch = None
 
-    def conditions(
-        self, prompts: Sequence[Sequence[int]], grid: tuple[int, int] | None = None
-    ) -> Conditions:
-        """Return what :meth:`ready`'s pipeline makes of token ids; ``grid``: rows and columns."""
+    def generate_ids(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        seeds: Sequence[tuple[int, int]],
+        *,
+        others: Sequence[Sequence[int]] = (),
+        grid: tuple[int, int] | None = None,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> SampledTokens:
+        """Generate the images of prompts that are token ids; :meth:`ready` comes first.
+
+        ``others``: where it is guided, what guidance leads away from; else the family's own. ``grid``:
+        rows and columns.
+        """
         assert self.pipeline is not None
         model, device = self.pipeline.model, self.pipeline.backend.device
         assert isinstance(model.family, TokenFamily)
-        return model.family.conditions_of(model, prompts, device, grid)
+        given = others if sampling.branches == 2 else ()
+        made = model.family.conditions_of(model, [*prompts, *given], device, grid)
+        if given:
+            shared = None if model.target.own_prompts else len(prompts)
+            rows = Rows(made.condition, made.mask[:shared])
+        else:
+            rows = model.family.rows(model, made, sampling)
+        return self.generate_rows(rows, made.shape, sampling, seeds, on_progress)
 
     def sampling(self, found: Sampling) -> Sampling:
         """Return the library's settings with the overrides; a top-k that nobody named is said once."""

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from lantern_accel.errors import RequestError
-from lantern_accel.families.base import Rows
 from lantern_accel.families.emu3.grammar import grid_of_grammar
 from lantern_accel.integrations.decoding import Accelerated
 from lantern_accel.integrations.distribution import (
@@ -60,13 +59,9 @@ def generate_ids(
         grid = grid_of_grammar(lambda row, before: asked(row // beams, before), ids, manifest)
     except ValueError as error:
         raise refusal_of(str(error)) from None
-    contexts = prompts_of(ids, mask)
-    if sampling.branches == 2:
-        contexts += negative_prompts(others, ids)
-    made = ours.conditions(contexts, grid)
-    rows = Rows(made.condition, made.mask)
-    tokens = ours.generate_rows(rows, made.shape, sampling, seeds).tokens
-    out: Tensor = manifest.ids_of(tokens)
+    prompts, away = prompts_of(ids, mask), negative_prompts(others, ids)
+    made = ours.generate_ids(prompts, sampling, seeds, others=away, grid=grid)
+    out: Tensor = manifest.ids_of(made.tokens)
     stops = torch.as_tensor(-1 if config.eos_token_id is None else config.eos_token_id).flatten()
     ended = torch.isin(out[0, -3:], stops)
     if not ended.any() and (config.max_length or 0) > ids.shape[1] + out.shape[1]:

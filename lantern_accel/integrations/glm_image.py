@@ -76,7 +76,6 @@ def sample_ids(
     assert ours.pipeline is not None
     model = ours.pipeline.model
     large = (int(grids[0][1]), int(grids[0][2]))
-    made = ours.conditions(prompts_of(ids, mask), large)
     both = model.manifest.target.model_copy(update={"height": large[0], "width": large[1]}).grids
     others = {(int(one[1]), int(one[2])) for one in grids}
     if others - set(both):
@@ -84,5 +83,5 @@ def sample_ids(
             f"image_grid_thw has grids {sorted(others)}, but an image of {large[0]} x {large[1]} tokens "
             f"has {both[0][0]} x {both[0][1]} before it; a batch is of one size"
         )
-    rows = model.family.rows(model, made, sampling)
-    return ours.generate_rows(rows, made.shape, sampling, seeds, on_progress)
+    prompts = prompts_of(ids, mask)
+    return ours.generate_ids(prompts, sampling, seeds, grid=large, on_progress=on_progress)

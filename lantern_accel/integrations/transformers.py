@@ -18,9 +18,7 @@ from torch import Tensor, nn
 
 from lantern_accel.device.context import own_context
 from lantern_accel.errors import LanternWarning, ModelError, RequestError, StrategyError
-from lantern_accel.families.base import Rows
 from lantern_accel.families.chameleon import official as chameleon
-from lantern_accel.families.chameleon.manifest import ChameleonManifest
 from lantern_accel.families.emu3 import official as emu3
 from lantern_accel.families.glm_image import official as glm_image
 from lantern_accel.families.janus import official as janus
@@ -40,7 +38,7 @@ from lantern_accel.integrations.distribution import (
 from lantern_accel.integrations.emu3 import generate_ids
 from lantern_accel.integrations.glm_image import sample_ids
 from lantern_accel.models.locate import named_parts
-from lantern_accel.strategy.values import Sampling, Strategy
+from lantern_accel.strategy.values import Strategy
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
@@ -107,7 +105,7 @@ def accelerate(model: nn.Module, strategy: str | Strategy = "auto", **overrides:
             f"{kind.__name__} takes lantern-accel as a callable: "
             "model.generate(..., custom_generate=lantern_accel.integrations.transformers.decode)"
         )
-    image = _generate_emu3 if kind.__name__ in EMU3 else _generate_image
+    image = _generate_emu3 if kind.__name__ in EMU3 else _generate_janus
     plain = functools.partial(kind.generate, model)
     vars(model)["generate"] = functools.partial(image, ours, plain)
     vars(model)["restore"] = functools.partial(restore, model)
@@ -124,25 +122,26 @@ def restore(model: nn.Module) -> nn.Module:
     return model
 
 
-@torch.no_grad()
-def _generate_image(
+def _generate_janus(
     ours: Accelerated,
     plain: Callable[..., object],
     inputs: Tensor | None = None,
     attention_mask: Tensor | None = None,
     logits_processor: list[Processor] | None = None,
+    generation_mode: str = "text",
     **kwargs: Any,
 ) -> object:
     """Stand for ``JanusForConditionalGeneration.generate``: 576 codes an image, int64 ``[B, 576]``."""
-    if kwargs.get("generation_mode", "text") != "image":
-        return plain(inputs, attention_mask, logits_processor, **kwargs)
-    return _janus_tokens(ours, inputs, attention_mask, logits_processor, **kwargs)
+    given = inputs, attention_mask, logits_processor
+    if generation_mode != "image":
+        return plain(*given, generation_mode=generation_mode, **kwargs)
+    with torch.no_grad(), own_context():
+        return _janus_tokens(ours, *given, **kwargs)
 
 
-@own_context()
 def _janus_tokens(
     ours: Accelerated, inputs: Tensor | None, attention_mask: Tensor | None,
-    logits_processor: list[Processor] | None, generation_mode: str, **kwargs: Any,
+    logits_processor: list[Processor] | None, **kwargs: Any,
 ) -> Tensor:  # fmt: skip
     model: Any = ours.module
     if kwargs.pop("streamer", None) is not None:
@@ -172,12 +171,8 @@ def _janus_tokens(
     start = (getattr(config, "generation_kwargs", None) or {}).get("boi_token_id", ids[:, -1:])
     keep = (ids == config.bos_token_id) | (ids == start)
     other = torch.where(keep, ids, config.pad_token_id)
-    prompts = prompts_of(ids, mask)
-    if sampling.branches == 2:
-        prompts += prompts_of(other, mask)
-    made = ours.conditions(prompts)
-    rows = Rows(made.condition, made.mask[: len(ids)])
-    return ours.generate_rows(rows, made.shape, sampling, fresh_seeds(len(ids))).tokens.to(ids)
+    prompts, away = prompts_of(ids, mask), prompts_of(other, mask)
+    return ours.generate_ids(prompts, sampling, fresh_seeds(len(ids)), others=away).tokens.to(ids)
 
 
 def _generate_emu3(
@@ -238,13 +233,22 @@ def decode(
     else:
         manifest = ours.ready().model.manifest
         target = manifest.target
-        codes = getattr(target, "head_rows", target.vocab_size)
-        sample = bool(generation_config.do_sample)
-        sampling = ours.sampling(sampling_of(given, codes, sample=sample))
+        sample, width = (
+            bool(generation_config.do_sample),
+            getattr(target, "head_rows", target.vocab_size),
+        )
+        sampling = ours.sampling(sampling_of(given, width, sample=sample))
         if type(model).__name__ == GLM:
             tokens = sample_ids(ours, input_ids, mask, image_grid_thw, sampling, seeds).tokens
         else:
-            tokens = _chameleon_tokens(ours, manifest, input_ids, mask, given, sampling, seeds)
+            start = manifest.ids.image_start
+            if bool((input_ids[:, -1] != start).any()):
+                raise RequestError(
+                    f"a prompt does not end with the token {start}, where an image starts; add it"
+                )
+            prompts, away = prompts_of(input_ids, mask), negative_prompts(given, input_ids)
+            codes = ours.generate_ids(prompts, sampling, seeds, others=away).tokens
+            tokens = torch.tensor(manifest.target.token_ids())[codes]
     out = torch.cat((input_ids, tokens.to(input_ids)), dim=1)
     out = out[:, : getattr(generation_config, "max_length", None) or out.shape[1]]
     if not whole:
@@ -252,27 +256,3 @@ def decode(
     from transformers.generation.utils import GenerateDecoderOnlyOutput
 
     return GenerateDecoderOnlyOutput(sequences=cast("torch.LongTensor", out))
-
-
-def _chameleon_tokens(
-    ours: Accelerated,
-    manifest: ChameleonManifest,
-    ids: Tensor,
-    mask: Tensor,
-    processors: Sequence[Processor],
-    sampling: Sampling,
-    seeds: list[tuple[int, int]],
-) -> Tensor:
-    """Return the image tokens of prompts that end where an image starts."""
-    start = manifest.ids.image_start
-    if bool((ids[:, -1] != start).any()):
-        raise RequestError(
-            f"a prompt does not end with the token {start}, where an image starts; add it"
-        )
-    contexts = prompts_of(ids, mask)
-    if sampling.branches == 2:
-        contexts += negative_prompts(processors, ids)
-    made = ours.conditions(contexts)
-    rows = Rows(made.condition, made.mask)
-    codes = ours.generate_rows(rows, made.shape, sampling, seeds).tokens
-    return torch.tensor(manifest.target.token_ids())[codes]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-import logging
+import math
 import signal
 import socket
 import time
@@ -34,16 +34,16 @@ from lantern_accel.serving.connection import Connection
 from lantern_accel.serving.guard import IMAGES_PATH, JOB, LAST_ANSWERS, OUTCOME, Guard
 from lantern_accel.serving.metrics import Metrics
 from lantern_accel.serving.queue import Completed, Event, Finished, Job, Partial
-from lantern_accel.serving.refusals import Refusal, check_model, refusal_of, unsupported_body
+from lantern_accel.serving.refusals import Refusal, check_model, refusal_of
 from lantern_accel.serving.scheduler import Scheduler, ServerSettings
 from lantern_accel.strategy.values import AUTO, STRATEGIES
-
-log = logging.getLogger("lantern_accel.serving")
 
 #: Digits of a number in a body that are read: more than any field takes.
 MOST_DIGITS = 100
 #: Headers of answers that a page of another origin may read.
 EXPOSED = ("x-request-id", "x-should-retry", "retry-after")
+#: What is asked for, in the refusal of another path.
+PATHS = (IMAGES_PATH, "/v1/models", "/health", "/run", "/metrics", "/")
 #: Nothing is fetched from elsewhere, and images come as data.
 PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; "
@@ -120,13 +120,9 @@ def _add_errors(app: FastAPI) -> None:
     def refuse(request: Request, error: Exception) -> Response:
         found = refusal_of(error)
         if isinstance(error, HTTPException):
-            text = str(error.detail)
+            text = f"{request.method} {request.url.path[:80]}: {error.detail}"
             if error.status_code == 404:
-                known = ["/v1/images/generations", "/v1/models", "/health", "/run", "/metrics", "/"]
-                text = f"there is nothing at {request.url.path[:80]}"
-                text += did_you_mean(request.url.path, known)
-            elif error.status_code == 405:
-                text = f"{request.url.path} does not take {request.method}"
+                text += did_you_mean(request.url.path, PATHS)
             found = Refusal(error.status_code, text, headers=dict(error.headers or {}))
         request.scope[OUTCOME] = found.outcome
         return found.response()
@@ -143,19 +139,14 @@ async def _json(request: Request) -> object:
         check_text(found)
         return found
     except (ValueError, RecursionError) as error:
-        zipped = (await request.body()).startswith(b"\x1f\x8b")
-        packed = "gzip" if zipped else request.headers.get("content-encoding", "")
-        if packed.strip().lower() not in ("", "identity"):
-            raise unsupported_body(
-                f"is compressed with {packed[:20]}; send it uncompressed"
-            ) from None
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind and not kind.endswith("json") and not kind.startswith("text/"):
-            raise unsupported_body(f"is {kind[:60]}; send JSON, as application/json") from None
-        text = "the body is not JSON"
-        if isinstance(error, json.JSONDecodeError):
-            text += f" ({error.msg} at character {error.pos})"
-        raise Refusal(400, f'{text}; send an object such as {{"prompt": "red heart"}}') from None
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()[:60]
+        packed = request.headers.get("content-encoding", "identity").strip().lower()[:20]
+        packed = "gzip" if (await request.body()).startswith(b"\x1f\x8b") else packed
+        if packed != "identity" or (kind and not kind.endswith("json") and kind[:5] != "text/"):
+            said = f"the body is {kind or 'JSON'}, encoded with {packed}; send JSON as it is"
+            raise Refusal(415, said, code="unsupported_media_type") from None
+        said = f"the body is not JSON ({str(error)[:80]})"
+        raise Refusal(400, f'{said}; send an object such as {{"prompt": "red heart"}}') from None
 
 
 async def _wait_for_disconnect(request: Request) -> None:
@@ -329,22 +320,17 @@ class Server(uvicorn.Server):
             log_level="info",
             access_log=False,  # the guard writes a line per request
             log_config=logs,
-            timeout_graceful_shutdown=round(grace) + LAST_ANSWERS,
+            timeout_graceful_shutdown=math.ceil(grace),  # the guard answers what is left then
             server_header=False,
             http=type("Bounded", (Connection,), {"seconds": scheduler.limits.read_seconds}),
         )
         super().__init__(config)
-        self._scheduler, self._grace = scheduler, grace
+        self._scheduler = scheduler
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuse what waits, and what still runs after ``grace``; wait until all is answered."""
+        """Refuse what waits before what runs is waited for."""
         self._scheduler.drain()
-        late = sum(isinstance(c, Connection) and c.begun for c in self.server_state.connections)
-        if late:
-            log.info("%d connections are closed before their request is whole", late)
-        over = asyncio.get_running_loop().call_later(self._grace, self._scheduler.end)
         await super().shutdown(sockets)
-        over.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop on a signal; a second Ctrl-C does not wait for what runs.

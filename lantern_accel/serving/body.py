@@ -201,13 +201,9 @@ def check_text(found: object) -> None:
 
     JSON can write one, and no text can: nothing could be answered that repeats it.
     """
-    for name, value in found.items() if isinstance(found, dict) else [("the body", found)]:
-        if half_pair(json.dumps([name, value], ensure_ascii=False)):
-            raise wrong_value(
-                None if half_pair(name) else name[:80],
-                f"{quote(name)} cannot be {quote(value)}: there is half a surrogate pair in it, which is "
-                "not text; send names and text as UTF-8",
-            )
+    if half_pair(json.dumps(found, ensure_ascii=False)):
+        text = "the body has half a surrogate pair, which is not text; send names and text as UTF-8"
+        raise wrong_value(None, text)
 
 
 def _refuse_body(

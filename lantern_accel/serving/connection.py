@@ -26,12 +26,6 @@ class Connection(H11Protocol):
         """Whether the client has a request to send, or to complete."""
         return self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
 
-    @property
-    def begun(self) -> bool:
-        """Whether a part of a request has come, and not all of it."""
-        part = self.conn.their_state is h11.SEND_BODY or any(self.conn.trailing_data)
-        return self.sending and part
-
     def _watch(self, open_: bool = True) -> None:
         if self._late is not None and not (open_ and self.sending):
             self._late.cancel()

@@ -73,11 +73,6 @@ def wrong_value(param: str | None, message: str, code: str = "invalid_value") ->
     return Refusal(400, message, param, code)
 
 
-def unsupported_body(text: str) -> Refusal:
-    """Return the refusal of a body that is not JSON by its headers."""
-    return Refusal(415, f"the body {text}", code="unsupported_media_type")
-
-
 def check_model(name: str, model: str) -> None:
     """Raise the refusal of a model that is not the one that is served."""
     if name != model:

@@ -260,11 +260,9 @@ BODIES: list[tuple[str, bytes, dict[str, str], int, str | None, str]] = [
      "multipart/form-data"),
     ("xml", b"<a/>", {"Content-Type": "application/xml"}, 415, None, "application/xml"),
     ("too long", b" " * (1 << 21), {}, 413, None, "bytes"),
-    *((f"surrogate {field}", text.encode(), {}, 400, field, "half a surrogate pair")
-      for field, text in ((None, r'{"prompt": "red heart", "se\udc00ed": 1}'),
-                          ("lora", r'{"prompt": "red heart", "lora": {"\ud800": [1]}}'),
-                          ("prompt", r'{"prompt": "red \ud83d heart"}'),
-                          ("user", r'{"prompt": "red heart", "user": ["\ud800"]}'))),
+    *((f"surrogate {at}", text.encode(), {}, 400, None, "half a surrogate pair")
+      for at, text in enumerate((r'{"prompt": "red heart", "se\udc00ed": 1}',
+                                 r'{"prompt": "red heart", "lora": {"\ud800": [1]}}'))),
     *((f"digits {field}", f'{{"prompt": "a", "{field}": {"9" * 5000}}}'.encode(), {}, 400, field,
        f"{field} ") for field in ("seed", "n", "guidance_scale")),
 ]  # fmt: skip
@@ -316,7 +314,7 @@ def test_the_client_has_a_class_for_each_kind_of_error(served):
     with pytest.raises(openai.NotFoundError):
         served.client().models.retrieve("large")
     refused(httpx.get(f"{served.url}/v1/image/generations"), 404, None, "did you mean /v1/images")
-    refused(httpx.get(f"{served.url}{PATH}"), 405, None, "does not take GET")
+    refused(httpx.get(f"{served.url}{PATH}"), 405, None, f"GET {PATH}: Method Not Allowed")
 
 
 @pytest.mark.parametrize("stream", [False, True])

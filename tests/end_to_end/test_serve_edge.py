@@ -285,7 +285,8 @@ def test_what_is_not_finished_within_the_grace_is_refused(
 ):
     hold = Held(monkeypatch)
     settings = ServerSettings(slots=1, grace=0.2)
-    running = serving(tiny_model, settings) if own_server else mounted(tiny_model, 0.1)
+    # Each cancels what is left: after the grace, or before the application's own is over.
+    running = serving(tiny_model, settings) if own_server else mounted(tiny_model, 30)
     with running as served:
         asked = pool.submit(ask, served, n=2, stream=stream)  # the second image waits
         assert hold.inside.wait(20)
@@ -411,7 +412,7 @@ def test_a_client_that_leaves_its_request_half_sent_fails_nothing(served, caplog
     assert not any(record.exc_info or "cancelled" in record.message for record in caplog.records)
 
 
-def test_many_halves_hinder_nobody_and_a_stop_with_them_is_one_line(tiny_model, caplog):
+def test_many_halves_hinder_neither_others_nor_a_stop(tiny_model, caplog):
     logged = caplog.at_level(logging.INFO, "lantern_accel.serving")
     with logged, serving(tiny_model, ServerSettings(grace=30)) as served:
         ask(served)
@@ -426,9 +427,7 @@ def test_many_halves_hinder_nobody_and_a_stop_with_them_is_one_line(tiny_model, 
             with half:
                 assert half.recv(1) == b""
         assert time.monotonic() - began < 10
-    lines = [record for record in caplog.records if "serving" in record.name]
-    assert [one.getMessage()[:14] for one in lines] == ["20 connections"]
-    assert not any(record.exc_info for record in caplog.records)
+    assert not any(record.exc_info or "serving" in record.name for record in caplog.records)
 
 
 def test_a_client_that_does_not_read_is_let_go():

@@ -20,7 +20,7 @@ import typer
 from pydantic import ValidationError
 
 from lantern_accel.cli.console import say
-from lantern_accel.errors import Ended, FetchError, LanternError, did_you_mean, what_is_wrong
+from lantern_accel.errors import Ended, FetchError, LanternError, what_is_wrong
 from lantern_accel.files import cache_dir, disk_is_full
 from lantern_accel.strategy.choose import CHANGES
 
@@ -125,22 +125,12 @@ def _explain_misuse(error: typer.BadParameter) -> str:
     param, wrong = getattr(error, "param", None), error.__cause__
     if isinstance(wrong, ValidationError) and param is not None:
         return f"{param.opts[0]}{what_is_wrong(wrong.errors()[0])}"
-    message = str(error.message).rstrip(".").replace(". Did", "; did")
-    if not message or message.startswith("Usage"):
-        words = ["a command"] if param is None else [*param.opts, param.name.upper()]
-        named = next((one for one in words if one.startswith("--")), words[-1])
-        needed = getattr(param, "metavar", None) or named
-        return f"`{path}` needs {needed}{way}"
-    if (option := getattr(error, "option_name", None)) and message.startswith("No such option"):
-        known = (
-            [] if error.ctx is None else [n for one in error.ctx.command.params for n in one.opts]
-        )
-        setting = option.lstrip("-").replace("-", "_")
-        if "--strategy" in known and setting in CHANGES:
-            return f"{option} is a setting of a strategy: --strategy NAME:{setting}=VALUE"
-        near = did_you_mean(option, known)
-        return f"`{path}` has no option {option}{near if near.endswith('?') else ''}{way}"
-    return f"{message[0].lower()}{message[1:]}{way}"
+    text = error.format_message().rstrip(".").replace(". Did", "; did")
+    text = "Missing command" if text.startswith("Usage") else text
+    setting = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
+    if setting in CHANGES:
+        way = f"; a strategy takes it, as --strategy NAME:{setting}=VALUE{way}"
+    return f"{text[0].lower()}{text[1:]}{way}"
 
 
 #: All that typer raises for a command's words; older releases have it from click.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -179,10 +178,6 @@ def check(
         raise typer.Exit(1)
 
 
-#: What cards usually have: said for a kind of device of which none is here.
-USUAL_MEMORY = {"24 GB": 24 * 10**9, "80 GB": 80 * 10**9}
-
-
 @commands.command("plan")
 def plan(
     model: str = typer.Argument(
@@ -211,7 +206,6 @@ def plan(
 
     Exit code 1 if it does not fit.
     """
-    from lantern_accel.families.registry import entry, is_published, known_as
     from lantern_accel.generation.settings import read_size
     from lantern_accel.memory.plan import parse_size, planner_for
 
@@ -233,25 +227,12 @@ def plan(
     sampling = planner.manifest.defaults.sampling
     made = planner.plan(chosen, sampling, batch=batch)
     tips = planner.advice(made, chosen, sampling)
-    fitting = partial(planner.largest_batch, chosen, sampling)
-    largest = None if made.capacity is None else fitting(made.capacity)
-    usual: dict[str, dict[str, int]] = {}
-    if largest is None and device:
-        # What another library loads for a published model on the same device, in bytes by name.
-        known = known_as(model)
-        config = entry(known).config if is_published(known) else {}
-        others = {"": 0, **config.get("beside", {})}
-        usual = {
-            card: {what: fitting(held - taken) for what, taken in others.items()}
-            for card, held in USUAL_MEMORY.items()
-        }
+    most = made.capacity
+    largest = None if most is None else planner.largest_batch(chosen, sampling, most)
     if as_json:
-        report = {**made.report(), "largest_batch": largest, "advice": tips}
-        if usual:
-            report["largest_batch_by_memory"] = usual
-        print_json(report)
+        print_json({**made.report(), "largest_batch": largest, "advice": tips})
     else:
-        _tell_plan(made, largest, usual)
+        _tell_plan(made, largest)
         if made.fits is False:
             for tip in tips or ["nothing that this command can change; a larger device is needed"]:
                 say(tip, label="instead", style="yellow")
@@ -259,13 +240,12 @@ def plan(
         raise typer.Exit(1)
 
 
-def _tell_plan(made: MemoryPlan, largest: int | None, usual: dict[str, dict[str, int]]) -> None:
+def _tell_plan(made: MemoryPlan, largest: int | None) -> None:
     """Print what memory a plan takes, and on what it fits."""
     from lantern_accel.models.check import NAMES
     from lantern_accel.records import format_bytes
 
-    nodes = f"{made.nodes} node{'s' if made.nodes > 1 else ''}"
-    text = f"{made.model}, {made.dtype}, batch {made.batch}, {made.strategy} ({nodes})"
+    text = f"{made.model}, {made.dtype}, batch {made.batch}, {made.strategy} (nodes: {made.nodes})"
     say(text, label="plan", style="bold")
     held = {
         f"weights: {'a quantized copy' if part == 'copy' else NAMES.get(part, part)}": count
@@ -286,16 +266,9 @@ def _tell_plan(made: MemoryPlan, largest: int | None, usual: dict[str, dict[str,
     if where and made.device != format_bytes(made.capacity or 0):
         where += f" on {made.device}"
     say(f"{format_bytes(made.peak)}{where}", label="peak", style="bold")
-
-    def together(most: int) -> str:
-        return f"at most {most} image{'s' * (most != 1)} together"
-
-    if largest is not None:
-        say(f"{'yes' if made.fits else 'no'}; {together(largest)}", label="fits", style="bold")
-    for card, fitting in usual.items():
-        for what, count in fitting.items():
-            verdict = f"yes; {together(count)}" if count else "no"
-            say(verdict, label=f"fits {card}{what and ' next to ' + what}", style="bold")
+    fits = f"{'yes' if made.fits else 'no'}; images together, at most: {largest}"
+    unknown = "unknown; --memory says what the device has"
+    say(unknown if largest is None else fits, label="fits", style="bold")
 
 
 @commands.command("prompts")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +28,6 @@ from lantern_accel.checkpoints.loading import (
 from lantern_accel.checkpoints.weights import Checkpoint, HeldFile
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.plugins import open_backend
-from lantern_accel.errors import LanternWarning
 from lantern_accel.families.base import Family, Model, Rows
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.prompted_family import TokenFamily
@@ -163,10 +161,6 @@ def shared_pipeline(
     return Pipeline(model, backend, first.dtype), Memory(shared, beside)
 
 
-#: What transformers takes where neither a request nor a model names a top-k.
-UNASKED_TOP_K = 50
-
-
 #: From a module's weights and its configuration to the manifest of our model of it.
 Describe = Callable[[Checkpoint, dict[str, Any]], Manifest]
 
@@ -184,7 +178,6 @@ class Accelerated(Adapter):
     head: Path | None = None
     memory: Memory | None = None
     _watch: Watch | None = None
-    _told: bool = False
 
     def __getstate__(self) -> dict[str, object]:
         """Return what a copy is made of: it makes a decoder of its own, around the copied module."""
@@ -261,17 +254,7 @@ class Accelerated(Adapter):
         return self.generate_rows(rows, made.shape, sampling, seeds, on_progress)
 
     def sampling(self, found: Sampling) -> Sampling:
-        """Return the library's settings with the overrides; a top-k that nobody named is said once."""
-        own = getattr(self.module.generation_config, "top_k", None)
-        silent = own is None and found.top_k == UNASKED_TOP_K and not found.greedy
-        if silent and "top_k" not in self.overrides and not self._told:
-            self._told = True
-            warnings.warn(
-                f"the model's generation_config names no top_k, and transformers then takes "
-                f"{UNASKED_TOP_K}: other codes are not sampled; ask for top_k=0 to sample from all",
-                LanternWarning,
-                stacklevel=2,
-            )
+        """Return the library's settings with the overrides."""
         return validate_model(
             Sampling, {**found.model_dump(), **named_once(self.overrides)}, "sampling"
         )

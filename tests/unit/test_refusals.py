@@ -87,7 +87,7 @@ COMMANDS: list[tuple[list[str], str]] = [
     (["generate", "x", "--strategy", "lantern++:k=x"], "takes an integer, not 'x'"),
     (["generate", "x", "--strategy", "scd:drafts=window:4,passes=x"], "passes takes an integer"),
     (["generate", "x", "--tv-budget", "0.1"], "--strategy NAME:tv_budget=VALUE"),
-    (["generate", "x", "--frobnicate"], "no option --frobnicate; `lantern-accel generate --help`"),
+    (["generate", "x", "--frobnicate"], "option: --frobnicate; `lantern-accel generate --help`"),
     (["generate", "x", "--top-p", "0"], "--top-p must be above 0, not 0"),
     (["generate", "x", "--batch", "9" * 25], "--batch must be 1024 or less"),
     (["generate", "x", "--size", f"{LONG}x{LONG}"], "cannot be read"),

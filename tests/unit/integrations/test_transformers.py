@@ -298,18 +298,6 @@ def test_glm_image_draws_by_the_law_that_transformers_built(strategy: str) -> No
     drawn_fairly(law[:, :40] / law[:, :40].sum(-1, keepdim=True), made[:, length:].flatten())
 
 
-def test_a_top_k_that_nobody_named_is_said_once() -> None:
-    model = glm(4)
-    given = glm_inputs(glm_processor(), ["a red cube"], 32, 32)
-    asked = {**given, "max_new_tokens": 258, "custom_generate": decode}
-    model.generate(**asked)  # the recorded file names one
-    model.generation_config.top_k = None
-    with pytest.warns(UserWarning, match="names no top_k, and transformers then takes 50"):
-        model.generate(**asked)
-    model.generate(**asked)
-    model.generate(**asked, top_k=7)
-
-
 def test_glm_image_refuses_what_is_not_its_prompt() -> None:
     model, processor = glm(5), glm_processor()
     given = glm_inputs(processor, ["a red cube"], 96, 96)

@@ -153,7 +153,8 @@ PLACE = r"model\.language_model\.layers\.1"
 #: What changes a model, with a handle that undoes it if it is a hook, and how the part is named.
 OTHERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "activation": (
-        lambda m: setattr(layer(m).mlp, "act_fn", nn.ReLU()), rf"{PLACE}\.mlp\.act_fn has the class .*ReLU, where .*SiLU"
+        lambda m: setattr(layer(m).mlp, "act_fn", nn.ReLU()),
+        rf"{PLACE}\.mlp\.act_fn has the class .*ReLU, where .*SiLU",
     ),
     "parametrization": (
         lambda m: register_parametrization(layer(m).mlp.up_proj, "weight", nn.Identity()),

@@ -26,7 +26,6 @@ import lantern_accel
 from lantern_accel import extensions
 from lantern_accel.errors import LanternError, did_you_mean
 from lantern_accel.extensions import load_extensions
-from lantern_accel.families.tokenizer import PromptText
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.serving import answer
 from lantern_accel.serving.body import CLIENT_SIZES, Body, ImageRequest, check_text, read_body
@@ -159,22 +158,12 @@ def _add_routes(app: FastAPI, scheduler: Scheduler) -> None:
     pipeline, settings, metrics = scheduler.pipeline, scheduler.limits, scheduler.metrics
     manifest = pipeline.manifest
     model, created = str(manifest.name), int(time.time())
-
-    def image_size(size: tuple[int, int] | None) -> tuple[int, int]:
-        found: tuple[int, int] = pipeline.model.family.image_size(manifest, size)
-        return found
-
-    def check(text: str) -> None:
-        """Refuse what the model reads as no text, before it waits."""
-        if isinstance(pipeline.model.text, PromptText):
-            pipeline.model.text.controls.check([text])
-
     fields = {"application/json": {"schema": Body.model_json_schema()}}
 
     @app.post(IMAGES_PATH, openapi_extra={"requestBody": {"content": fields, "required": True}})
     async def generations(request: Request) -> Response:
         """Generate images: as JSON, or as a stream of events."""
-        asked = read_body(await _json(request), manifest, image_size, settings.most_prompt, check)
+        asked = read_body(await _json(request), pipeline.model, settings.most_prompt)
         inbox = Inbox(asked)
         scheduler.submit(inbox.job)
         request.scope[JOB] = inbox.job
@@ -197,7 +186,7 @@ def _add_routes(app: FastAPI, scheduler: Scheduler) -> None:
         return card()
 
     def card() -> dict[str, object]:
-        width, height = image_size(None)
+        width, height = pipeline.model.family.image_size(manifest, None)
         return {
             "id": model,
             "object": "model",

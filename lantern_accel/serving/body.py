@@ -7,13 +7,14 @@ import json
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
 
 from lantern_accel.bounds import SEEDS
 from lantern_accel.errors import LanternError, RequestError, half_pair
-from lantern_accel.families.manifest import Manifest
+from lantern_accel.families.base import Model
+from lantern_accel.families.tokenizer import PromptText
 from lantern_accel.generation.request import GenerationRequest, build_request
 from lantern_accel.generation.settings import Settings, read_size
 from lantern_accel.serving.refusals import Refusal, check_model, quote, wrong_value
@@ -98,17 +99,10 @@ class ImageRequest:
         return list(zip(*self.generation.randomness(every), strict=True))
 
 
-def read_body(
-    given: object,
-    manifest: Manifest,
-    image_size: Callable[[tuple[int, int] | None], tuple[int, int]],
-    most_prompt: int,
-    check: Callable[[str], None] = lambda text: None,
-) -> ImageRequest:
+def read_body(given: object, model: Model[Any], most_prompt: int) -> ImageRequest:
     """Check a request's JSON; raises :class:`Refusal` with the field that is wrong.
 
-    ``image_size`` returns what the model generates for a size, or raises; ``most_prompt``: characters;
-    ``check`` raises for a text that the model cannot take.
+    ``most_prompt``: characters.
     """
     if not isinstance(given, dict):
         raise wrong_value(
@@ -123,7 +117,7 @@ def read_body(
     except ValidationError as error:
         raise _refuse_body(error, named, sent) from None
     if body.model is not None:
-        check_model(body.model, manifest.name)
+        check_model(body.model, model.manifest.name)
     values = dict(body)
     texts = {name: text for name in TEXTS if isinstance(text := values[name], str)}
     for name, text in texts.items():
@@ -131,7 +125,7 @@ def read_body(
             raise wrong_value(
                 name, f"the {name} has {len(text)} characters; at most {most_prompt} are read"
             )
-    size, notes = _size(body.size, image_size, sent.get("size", "size"))
+    size, notes = _size(body.size, model, sent.get("size", "size"))
     fields = {ours: TAKEN.get(ours, ours) for ours in Settings.model_fields}
     settings = {
         ours: values[theirs] for ours, theirs in fields.items() if theirs in Body.model_fields
@@ -144,10 +138,11 @@ def read_body(
         return sent.get(theirs, theirs)
 
     try:
-        request = build_request(manifest, body.prompt, settings, named=as_sent)
-        for name, text in texts.items():
-            field = name
-            check(text)
+        request = build_request(model.manifest, body.prompt, settings, named=as_sent)
+        if isinstance(model.text, PromptText):
+            for name, text in texts.items():
+                field = name
+                model.text.controls.check([text])
     except LanternError as error:
         raise wrong_value(as_sent(error.field or field or "") or None, str(error)) from None
     return ImageRequest(body, request, ignored, notes, as_sent)
@@ -220,18 +215,18 @@ def _refuse_body(
 
 
 def _size(
-    text: str | None, image_size: Callable[[tuple[int, int] | None], tuple[int, int]], name: str
+    text: str | None, model: Model[Any], name: str
 ) -> tuple[tuple[int, int] | None, tuple[str, ...]]:
     if text is None or text == "auto":
         return None, ()
     try:
         asked = read_size(text)
-        image_size(asked)
+        model.family.image_size(model.manifest, asked)
         return asked, ()
     except RequestError as error:
         if text not in CLIENT_SIZES:
             raise wrong_value(name, f"{error} (or send 'auto')") from None
-    width, height = image_size(None)
+    width, height = model.family.image_size(model.manifest, None)
     note = (
         f"size {text}, which clients send unasked, was taken for the model's own {width}x{height}"
     )

@@ -109,17 +109,13 @@ class Scheduler:
         for one in self.queue.take_out(lambda one: one.job.began is None):
             self._end(one.job, server_closing())
 
-    def end(self) -> None:
-        """Refuse what has not been finished, as :meth:`drain` refuses what waits."""
-        for one in (*self.queue.images, *self.running):
-            self._end(one.job, server_closing())
-
     def stop(self, seconds: float) -> None:
         """Drain, wait for what runs, and refuse what was not finished in time."""
         self.drain()
         self.queue.stop()
         self._thread.join(seconds)
-        self.end()
+        for one in (*self.queue.images, *self.running):
+            self._end(one.job, server_closing())
 
     @property
     def state(self) -> str:

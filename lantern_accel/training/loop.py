@@ -311,8 +311,8 @@ def run(
     """Train until ``config``'s steps or minutes are over, continuing ``out/checkpoint.pt``.
 
     Raises :class:`TrainingStopped` after an interrupt or a termination signal, once the checkpoint is
-    written, and :class:`DataError` where the checkpoint is of another configuration, the disk is full
-    or the loss is not a number.
+    written, :class:`DataError` where the checkpoint is of another configuration or the loss is not a
+    number, and OSError where the disk is full: the checkpoint before is whole.
     """
     say = Progress() if progress is None else progress
     seed_everything(config.seed)
@@ -333,13 +333,7 @@ def run(
 
     def save() -> None:
         state = {"task": task.state(), "curve": at.curve, "running": at.running}
-        try:
-            save_checkpoint(out / CHECKPOINT, config, step=at.step, elapsed=at.elapsed, state=state)
-        except OSError as error:
-            raise DataError(
-                f"the checkpoint of step {at.step} cannot be written to {out} ({error.strerror}); the "
-                "one before it is whole: free some space and run the same command to continue"
-            ) from error
+        save_checkpoint(out / CHECKPOINT, config, step=at.step, elapsed=at.elapsed, state=state)
 
     saved = at.step
     say.start(task.label, config.steps)

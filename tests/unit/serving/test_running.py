@@ -28,7 +28,7 @@ def pipeline(tmp_path):
 
 def queued(pipeline, seed, **settings):
     body = {"prompt": "red heart", "seed": seed, **settings}
-    request = read_body(body, pipeline.model.manifest, lambda size: (64, 64), 400)
+    request = read_body(body, pipeline.model, 400)
     return QueuedImage(0, "red heart", seed, 0, job=Job(request, lambda event: None))
 
 

@@ -84,25 +84,13 @@ def bar(
     if quiet or not sys.stderr.isatty():
         yield None
         return
+    from rich import progress
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
 
-    count = DownloadColumn() if bytes_ else MofNCompleteColumn()
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        count,
-        TextColumn(unit),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as live:
+    text, shape, _, left = progress.Progress.get_default_columns()  # without the share in percent
+    count = progress.DownloadColumn() if bytes_ else progress.MofNCompleteColumn()
+    columns = text, shape, count, progress.TextColumn(unit), left
+    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as live:
         task = live.add_task(title, total=None)
         yield lambda done, total: live.update(task, completed=done, total=total)
 

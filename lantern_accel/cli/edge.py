@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from lantern_accel.cli.console import say
 from lantern_accel.errors import Ended, FetchError, LanternError, what_is_wrong
-from lantern_accel.files import cache_dir, disk_is_full
+from lantern_accel.files import disk_is_full, persistent_dir
 from lantern_accel.strategy.choose import CHANGES
 
 #: Some of :data:`lantern_accel.errors.EXIT_CODES`.
@@ -148,12 +148,9 @@ def _drop_stdout() -> None:
 
 def _keep(text: str) -> Path | None:
     """Write a traceback to the cache, else to the system's temporary folder; None if neither can."""
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
-
-    for folder in (lambda: cache_dir() / "errors", tempfile.gettempdir):
-        with contextlib.suppress(OSError, RuntimeError):
-            path = Path(folder(), name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(f"{' '.join(sys.argv)}\n{text}", encoding="utf-8")
-            return path
+    with contextlib.suppress(OSError):
+        folder = persistent_dir("errors") or Path(tempfile.gettempdir())
+        path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+        path.write_text(f"{' '.join(sys.argv)}\n{text}", encoding="utf-8")
+        return path
     return None

@@ -266,7 +266,7 @@ def _tell_plan(made: MemoryPlan, largest: int | None) -> None:
     if where and made.device != format_bytes(made.capacity or 0):
         where += f" on {made.device}"
     say(f"{format_bytes(made.peak)}{where}", label="peak", style="bold")
-    fits = f"{'yes' if made.fits else 'no'}; images together, at most: {largest}"
+    fits = f"{'yes' if made.fits else 'no'}; batch size {largest} at most"
     unknown = "unknown; --memory says what the device has"
     say(unknown if largest is None else fits, label="fits", style="bold")
 

@@ -16,7 +16,7 @@ from lantern_accel.families.base import Conditions, Rows
 from lantern_accel.generation.batch import Done
 from lantern_accel.generation.request import ImageJob
 from lantern_accel.serving.body import ImageRequest
-from lantern_accel.serving.refusals import busy, device_lost, server_closing, wrong_value
+from lantern_accel.serving.refusals import NO_RETRY, Refusal, server_closing, wrong_value
 from lantern_accel.strategy.values import Strategy
 
 if TYPE_CHECKING:
@@ -143,13 +143,16 @@ class Queue:
             if self.closing:
                 raise server_closing()
             if self.broken is not None:
-                raise device_lost(self.broken)
+                lost = f"the server lost its device ({self.broken}); start it again"
+                raise Refusal(503, lost, code="device_lost", headers=NO_RETRY)
             if len(images) > self.most:
                 text = f"n cannot be {len(images)}: this server keeps {self.most} images at most"
                 raise wrong_value("n", text)
             waiting = len(self._images)
             if waiting + len(images) > self.most:
-                raise busy(seconds * (waiting + 1), waiting, self.most)
+                after = str(max(1, round(seconds * (waiting + 1))))
+                full = f"{waiting} images wait, of at most {self.most}; try again in {after} s"
+                raise Refusal(429, full, code="queue_full", headers={"Retry-After": after})
             self._set([*self._images, *images])
 
     def _set(self, images: list[QueuedImage]) -> None:

@@ -92,15 +92,6 @@ def refusal_of(error: BaseException) -> Refusal:
     return Refusal(500, text, code="internal_error", headers=NO_RETRY)
 
 
-def busy(seconds: float, waiting: int, most: int) -> Refusal:
-    """Return the refusal where the queue is full; nothing was computed, so a retry does no harm."""
-    wait = str(max(1, round(seconds)))
-    text = (
-        f"{waiting} images are waiting and the server keeps {most} at most; try again in {wait} s"
-    )
-    return Refusal(429, text, code="queue_full", headers={"Retry-After": wait})
-
-
 def not_whole(seconds: float) -> Refusal:
     """Return the refusal of a request that does not come whole; its connection is closed."""
     text = f"the request was not whole after {seconds:g} s; send all of it at once"
@@ -111,24 +102,3 @@ def server_closing() -> Refusal:
     """Return the refusal of a server that is going down."""
     text = "the server is shutting down and takes no more requests; try again later"
     return Refusal(503, text, code=SHUTTING_DOWN, headers={"Retry-After": "5"})
-
-
-def not_started() -> Refusal:
-    """Return the refusal of an application that is mounted in another and was never started."""
-    text = "the service was not started; run its lifespan within that of the application around it"
-    return Refusal(503, text, code="not_started", headers=NO_RETRY)
-
-
-def device_lost(reason: str) -> Refusal:
-    """Return the refusal of a server whose device is gone; another process has to open it."""
-    text = f"the server lost its device ({reason}); start it again"
-    return Refusal(503, text, code="device_lost", headers=NO_RETRY)
-
-
-def too_late(seconds: float) -> Refusal:
-    """Return the refusal of a request whose time is over."""
-    text = (
-        f"the images were not complete after {seconds:g} s, which is this server's deadline; ask for "
-        "fewer images, or try again when it is less busy"
-    )
-    return Refusal(504, text, code="deadline_exceeded", headers=NO_RETRY)

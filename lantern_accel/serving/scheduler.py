@@ -23,7 +23,7 @@ from lantern_accel.generation.request import build_request
 from lantern_accel.generation.result import loss_of
 from lantern_accel.serving.metrics import Metrics
 from lantern_accel.serving.queue import Completed, Event, Finished, Job, Partial, Queue, QueuedImage
-from lantern_accel.serving.refusals import not_started, refusal_of, server_closing, too_late
+from lantern_accel.serving.refusals import NO_RETRY, Refusal, refusal_of, server_closing
 from lantern_accel.serving.running import RunningBatch
 
 if TYPE_CHECKING:
@@ -100,7 +100,10 @@ class Scheduler:
     def submit(self, job: Job) -> None:
         """Queue a job's images, all or none; raises :class:`Refusal` for too many, and when closing."""
         if self._thread.ident is None:
-            raise not_started()
+            unused = (
+                "the service was not started; run its lifespan in that of the application around it"
+            )
+            raise Refusal(503, unused, code="not_started", headers=NO_RETRY)
         self.queue.put(job, self._each)
 
     def drain(self) -> None:
@@ -158,10 +161,13 @@ class Scheduler:
 
     def _give_up(self) -> None:
         """Free the rows and places of jobs that are over, or out of time."""
-        now = time.monotonic()
+        now, deadline = time.monotonic(), self.limits.deadline
+        late = (
+            f"the images were not complete within {deadline:g} s; ask for fewer, or try again later"
+        )
         for one in (*self.queue.images, *self.running):
-            if now - one.job.came > self.limits.deadline:
-                self._end(one.job, too_late(self.limits.deadline))
+            if now - one.job.came > deadline:
+                self._end(one.job, Refusal(504, late, code="deadline_exceeded", headers=NO_RETRY))
         dropped = len(self.queue.take_out(lambda one: one.job.over))
         self.metrics.dropped.inc(dropped + self.batch.drop_finished())
 

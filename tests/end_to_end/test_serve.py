@@ -15,15 +15,21 @@ httpx = pytest.importorskip("httpx")
 pytest.importorskip("fastapi")
 
 from support.janus import write_janus  # noqa: E402, after importorskip
-from support.server import Served, pixels, same, serving  # noqa: E402, after importorskip
+from support.server import (  # noqa: E402, after importorskip
+    BODY,
+    PATH,
+    Served,
+    ask,
+    draw,
+    pixels,
+    same,
+    serving,
+)
 
 import lantern_accel  # noqa: E402, after importorskip
 from lantern_accel.errors import RequestError  # noqa: E402, after importorskip
 from lantern_accel.serving.queue import STAGES  # noqa: E402, after importorskip
 from lantern_accel.serving.scheduler import ServerSettings  # noqa: E402, after importorskip
-
-PATH = "/v1/images/generations"
-BODY = {"prompt": "red heart", "seed": 7, "strategy": "vanilla"}
 
 
 @pytest.fixture(scope="module")
@@ -33,15 +39,6 @@ def served(tiny_model, tmp_path_factory) -> Iterator[Served]:
     with serving(tiny_model, ServerSettings(slots=2)) as running:
         yield running
     patch.undo()
-
-
-def draw(client: Any, prompt: str = "red heart", **more: Any) -> Any:
-    own = {"seed": 7, "strategy": "vanilla", **more.pop("own", {})}
-    return client.images.generate(prompt=prompt, extra_body=own, **more)
-
-
-def ask(served: Served, **body: Any) -> Any:
-    return httpx.post(served.url + PATH, json={**BODY, **body}, timeout=60)
 
 
 def last_event(answer: Any) -> Any:
@@ -59,7 +56,7 @@ def alone(tiny_model):
 
 
 def test_the_client_gets_the_library_s_image_and_reads_our_keys(served, alone):
-    answer = draw(served.client(), own={"return_stage_metrics": True})
+    answer = draw(served, own={"return_stage_metrics": True})
     expected = alone("red heart")
     assert same(answer.data[0].b64_json, expected.images[0])
     assert (answer.size, answer.output_format, answer.background) == ("8x8", "png", "opaque")
@@ -74,16 +71,16 @@ def test_the_client_gets_the_library_s_image_and_reads_our_keys(served, alone):
 
 
 def test_several_images_are_those_of_one_call_of_generate(served, alone):
-    answer = draw(served.client(), n=3)
+    answer = draw(served, n=3)
     for one, image in zip(answer.data, alone("red heart", num_images=3).images, strict=True):
         assert same(one.b64_json, image)
-    seeds = draw(served.client(), n=2, own={"seed": [7, 9]})
+    seeds = draw(served, n=2, own={"seed": [7, 9]})
     assert same(seeds.data[1].b64_json, alone("red heart", seed=9).images[0])
 
 
 @pytest.mark.parametrize("strategy", ["eagle", "lantern++", "scd"])
 def test_drafts_are_counted_in_vllm_s_form(served, strategy):
-    figures = draw(served.client(), own={"strategy": strategy}).model_extra
+    figures = draw(served, own={"strategy": strategy}).model_extra
     counts = figures["metrics"]["speculative_decoding"]
     histogram, steps = counts["acceptance_histogram"], figures["statistics"]["steps"]
     assert sum(histogram) == counts["num_spec_steps"] == steps
@@ -96,7 +93,7 @@ def test_drafts_are_counted_in_vllm_s_form(served, strategy):
 
 
 def test_partial_images_show_finished_rows_and_end_in_the_picture(served, alone):
-    stream = draw(served.client(), stream=True, partial_images=3)
+    stream = draw(served, stream=True, partial_images=3)
     *partials, last = list(stream)
     assert [one.type for one in partials] == ["image_generation.partial_image"] * len(partials)
     assert [one.partial_image_index for one in partials] == list(range(len(partials)))
@@ -113,7 +110,7 @@ def test_partial_images_show_finished_rows_and_end_in_the_picture(served, alone)
 
 
 def test_no_partials_are_one_completed_event_an_image(served):
-    events = list(draw(served.client(), stream=True, n=2))
+    events = list(draw(served, stream=True, n=2))
     assert {e.type for e in events} == {"image_generation.completed"}
     assert sorted(e.model_extra["image_index"] for e in events) == [0, 1]
 
@@ -127,8 +124,8 @@ def test_open_webui_s_request_works_as_it_is(served):
 
 
 def test_a_negative_prompt_takes_the_unconditional_branch_s_place(served, alone):
-    plain = draw(served.client()).data[0].b64_json
-    same_length = draw(served.client(), own={"negative_prompt": "red heart"})
+    plain = draw(served).data[0].b64_json
+    same_length = draw(served, own={"negative_prompt": "red heart"})
     # Guidance against itself is no guidance.
     assert same(same_length.data[0].b64_json, alone("red heart", cfg_scale=1).images[0])
     assert same_length.data[0].b64_json != plain
@@ -144,9 +141,7 @@ def test_clients_at_once_each_get_their_own_image(served, alone):
     ]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         answers = list(
-            pool.map(
-                lambda j: draw(served.client(), j[0], own={"seed": j[1], "strategy": j[2]}), jobs
-            )
+            pool.map(lambda j: draw(served, j[0], own={"seed": j[1], "strategy": j[2]}), jobs)
         )
     for (prompt, seed, strategy), answer in zip(jobs, answers, strict=True):
         expected = alone(prompt, seed=seed, strategy=strategy).images[0]
@@ -166,7 +161,7 @@ def test_health_models_and_metrics_say_what_is_served(served):
 
 def test_weights_in_fewer_bits_say_their_price(tiny_model):
     with serving(tiny_model, ServerSettings(slots=1), weights="int4") as running:
-        ours = draw(running.client()).model_extra
+        ours = draw(running).model_extra
     assert not ours["exact"] and not ours["relaxed"]
     assert ours["statistics"]["total_variation_per_token"] > 0
 
@@ -306,10 +301,10 @@ def test_json_is_taken_under_the_name_of_a_form_and_with_whole_pairs(served):
 
 def test_the_client_has_a_class_for_each_kind_of_error(served):
     with pytest.raises(openai.BadRequestError, match="400") as caught:
-        draw(served.client(), n=11)
+        draw(served, n=11)
     assert caught.value.param == "n"
     with pytest.raises(openai.NotFoundError) as caught:
-        draw(served.client(), model="dall-e-2")
+        draw(served, model="dall-e-2")
     assert caught.value.code == "model_not_found" and "tiny" in caught.value.message
     with pytest.raises(openai.NotFoundError):
         served.client().models.retrieve("large")

@@ -22,7 +22,15 @@ pytest.importorskip("fastapi")
 uvicorn = pytest.importorskip("uvicorn")
 
 from fastapi import FastAPI  # noqa: E402, after importorskip
-from support.server import Held, Served, serving  # noqa: E402, after importorskip
+from support.server import (  # noqa: E402, after importorskip
+    BODY,
+    PATH,
+    Held,
+    Served,
+    ask,
+    draw,
+    serving,
+)
 
 import lantern_accel  # noqa: E402, after importorskip
 from lantern_accel.cli.serve import _origin, _root_path  # noqa: E402, after importorskip
@@ -33,8 +41,6 @@ from lantern_accel.serving.app import make_app  # noqa: E402, after importorskip
 from lantern_accel.serving.guard import Guard  # noqa: E402, after importorskip
 from lantern_accel.serving.scheduler import ServerSettings, usual_slots  # noqa: E402, after importorskip
 
-PATH = "/v1/images/generations"
-BODY = {"prompt": "red heart", "seed": 7, "strategy": "vanilla"}
 PAGE = "https://pages.example"
 
 
@@ -65,16 +71,6 @@ def held(pool, tiny_model, monkeypatch) -> Iterator[tuple[Served, Held]]:
             yield running, hold
         finally:
             hold.go.set()
-
-
-def ask(served: Any, path: str = PATH, **body: Any) -> Any:
-    key = {"Authorization": "Bearer key"}
-    return httpx.post(served.url + path, json={**BODY, **body}, headers=key, timeout=60)
-
-
-def draw(served: Served, key: str = "none", **more: Any) -> Any:
-    own = {"seed": 7, "strategy": "vanilla"}
-    return served.client(key).images.generate(prompt="red heart", extra_body=own, **more)
 
 
 def ended(served: Served, outcome: str) -> float:
@@ -457,9 +453,9 @@ def test_a_client_that_does_not_read_is_let_go():
 
 
 def test_keys_open_the_door(served):
-    assert draw(served, "other").data
+    assert draw(served, key="other").data
     with pytest.raises(openai.AuthenticationError) as caught:
-        draw(served, "three")
+        draw(served, key="three")
     assert caught.value.code == "invalid_api_key"
 
 

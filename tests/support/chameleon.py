@@ -28,6 +28,8 @@ from lantern_accel.families.chameleon.text import image_token_name
 from lantern_accel.families.keys import recipes_of, rename_keys
 from lantern_accel.nn.rotary import RotaryNetwork
 from lantern_accel.nn.vq import VQModel
+from support import official
+from support.official import write_shards
 
 NAMES = {
     "model.embed_tokens.weight": "tok_embeddings.weight",
@@ -190,18 +192,8 @@ def write_hf(
     folder: Path, weights: Mapping[str, Tensor], config: Mapping[str, Any], shards: int = 2
 ) -> None:
     """Write Hugging Face's layout: ``config.json``, numbered shards and their index."""
-    from safetensors.torch import save_file
-
-    folder.mkdir(parents=True, exist_ok=True)
+    write_shards(folder, dict(weights), shards)
     (folder / "config.json").write_text(json.dumps(dict(config)))
-    keys = sorted(weights)
-    names = [f"model-{i + 1:05d}-of-{shards:05d}.safetensors" for i in range(shards)]
-    place = {key: names[i * shards // len(keys)] for i, key in enumerate(keys)}
-    for name in names:
-        part = {k: weights[k].contiguous() for k in keys if place[k] == name}
-        save_file(part, folder / name)
-    index = {"metadata": {}, "weight_map": place}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 def write_original(folder: Path, weights: Mapping[str, Tensor], heads: int) -> None:
@@ -278,10 +270,8 @@ def write_anole(folder: Path, *, layout: str, codes: int = 16, side: int = 4) ->
 
 
 def write_drafter(folder: Path, weights: Mapping[str, Tensor]) -> None:
-    """Write a drafter's folder: ``config.json`` and ``pytorch_model.bin``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({"rms_norm_eps": 1e-5, "rope_theta": 10000.0}))
-    torch.save(dict(weights), folder / "pytorch_model.bin")
+    """Write a drafter's folder as LANTERN publishes it for Anole."""
+    official.write_drafter(folder, dict(weights), {"rms_norm_eps": 1e-5, "rope_theta": 10000.0})
 
 
 def write_lumina(folder: Path, *, codes: int = 16) -> Path:

@@ -15,6 +15,9 @@ import lantern_accel
 from lantern_accel.serving.app import Server, make_app
 from lantern_accel.serving.scheduler import ServerSettings
 
+PATH = "/v1/images/generations"
+BODY = {"prompt": "red heart", "seed": 7, "strategy": "vanilla"}
+
 
 class Served:
     """A running server: its address, its scheduler and its pipeline."""
@@ -49,6 +52,20 @@ class Served:
         while not condition():
             assert time.monotonic() < end, "it took too long"
             time.sleep(0.005)
+
+
+def ask(served: Any, path: str = PATH, **body: Any) -> Any:
+    """Post a body to a server, or to an application at its ``url``; return the answer."""
+    import httpx
+
+    key = {"Authorization": "Bearer key"}
+    return httpx.post(served.url + path, json={**BODY, **body}, headers=key, timeout=60)
+
+
+def draw(served: Served, prompt: str = "red heart", key: str = "none", **more: Any) -> Any:
+    """Generate with OpenAI's client; ``own``: fields that are not OpenAI's."""
+    own = {"seed": 7, "strategy": "vanilla", **more.pop("own", {})}
+    return served.client(key).images.generate(prompt=prompt, extra_body=own, **more)
 
 
 @contextmanager

@@ -91,18 +91,12 @@ def _accelerated_class(kind: type) -> type:
     return type(kind.__name__, (kind,), {**body, **about})
 
 
-def _reduce(self: GlmImagePipeline, protocol: object) -> tuple[object, ...]:
-    """Say how a copy is made: no name leads to this class, so that it is made of the library's."""
-    if vars(self)[_STATE][0] is not None:
-        raise ModelError(
-            "a pipeline that takes its prior from lantern-accel cannot be copied or saved; call "
-            "restore() first, and accelerate the copy"
-        )
-    return _copy_of, (type(self).__mro__[1],), vars(self)
-
-
-def _copy_of(kind: type) -> object:
-    return object.__new__(_accelerated_class(kind))
+def _reduce(self: GlmImagePipeline, protocol: object) -> object:
+    """Refuse a copy: no name leads to this class, and the decoder is of one pipeline."""
+    raise ModelError(
+        "an accelerated pipeline cannot be copied or pickled; call restore() first, and accelerate "
+        "the copy"
+    )
 
 
 def restore(pipe: GlmImagePipeline) -> GlmImagePipeline:

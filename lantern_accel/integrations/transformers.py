@@ -70,11 +70,9 @@ def accelerated(
     require("transformers")
     name = type(model).__name__
     if name not in KINDS:
-        wraps = type(model).__module__.startswith("peft.")
-        inside = "; merge the adapter first (merge_and_unload())" if wraps else ""
         raise ModelError(
-            f"{name} cannot be accelerated; transformers' classes that can be are {', '.join(KINDS)}"
-            f"{inside}"
+            f"{name} cannot be accelerated; transformers' classes that can be are {', '.join(KINDS)}, "
+            "without an adapter (merge_and_unload())"
         )
     given = named_parts(head=head).head
     family, describe = KINDS[name]

@@ -108,7 +108,7 @@ def figures(
             "tokens_per_second": round(tokens / steps, 1) if steps else None,
             "seconds_per_image": round(completed.seconds / images, 4),
             "seconds": round(completed.seconds, 4),
-            "seconds_waited": round(completed.waited, 4),
+            "seconds_waited": round(completed.stages["waiting"], 4),
             "stages": {name: round(completed.stages.get(name, 0.0), 4) for name in STAGES},
             "peak_memory_bytes": completed.peak,
         },

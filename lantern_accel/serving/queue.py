@@ -61,7 +61,6 @@ class Completed:
     strategy: Strategy
     notes: tuple[str, ...]
     seconds: float
-    waited: float
     rounding: float = 0.0
     stages: Mapping[str, float] = field(default_factory=dict)
     peak: int | None = None

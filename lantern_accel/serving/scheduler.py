@@ -219,12 +219,10 @@ class Scheduler:
         job.left -= 1
         if job.left:
             return
-        waited = job.spent.get("waiting", 0.0)
         completed = Completed(
             self.batch.batch.strategy,
             notes=(*job.request.notes, *job.notes),
-            seconds=now - job.came - waited,
-            waited=waited,
+            seconds=now - job.came - job.spent["waiting"],
             rounding=loss_of(self.pipeline.model.rounding),
             stages=job.spent,
             peak=self.pipeline.backend.memory().peak,

@@ -98,6 +98,19 @@ def test_requests_are_counted_by_how_they_ended_streamed_ones_too(served):
     served.until(lambda: {name: ended(served, name) - before[name] for name in before} == expected)
 
 
+def test_a_request_is_one_line_in_the_log_and_a_watcher_is_none(served, caplog):
+    with caplog.at_level(logging.INFO, "lantern_accel.serving"):
+        answer = ask(served)
+        ask(served, "/v1/nothing%0Ahere")
+        httpx.get(f"{served.url}/health")
+        served.until(lambda: len(caplog.messages) >= 2)
+    lines = [m for r, m in zip(caplog.records, caplog.messages, strict=True) if "serving" in r.name]
+    assert len(lines) == 2
+    assert answer.headers["x-request-id"] in lines[0] and f"POST {PATH}: 200 ok" in lines[0]
+    assert "red heart" not in lines[0] and "key" not in lines[0]
+    assert "nothing%0Ahere: 404 refused" in lines[1]
+
+
 def test_answers_are_counted_by_route_and_status(served):
     """As many labels as routes: what is refused by its head, or asks for nothing, is under one."""
 
@@ -110,19 +123,6 @@ def test_answers_are_counted_by_route_and_status(served):
     assert httpx.post(served.url + PATH, content=b" " * (1 << 21)).status_code == 413
     assert counted("other", 413) == before + 1
     assert ask(served, n=99).status_code == 400 and counted(PATH, 400)
-
-
-def test_a_request_is_one_line_in_the_log_and_a_watcher_is_none(served, caplog):
-    with caplog.at_level(logging.INFO, "lantern_accel.serving"):
-        answer = ask(served)
-        ask(served, "/v1/nothing%0Ahere")
-        httpx.get(f"{served.url}/health")
-        served.until(lambda: len(caplog.messages) >= 2)
-    lines = [m for r, m in zip(caplog.records, caplog.messages, strict=True) if "serving" in r.name]
-    assert len(lines) == 2
-    assert answer.headers["x-request-id"] in lines[0] and f"POST {PATH}: 200 ok" in lines[0]
-    assert "red heart" not in lines[0] and "key" not in lines[0]
-    assert "nothing%0Ahere: 404 refused" in lines[1]
 
 
 # --- what happens under load, and at a stop -----------------------------------------------------
@@ -293,7 +293,8 @@ def test_what_is_not_finished_within_the_grace_is_refused(
     assert "x-should-retry" not in answer.headers
 
 
-def test_an_application_ends_when_its_answers_are_sent(tiny_model, monkeypatch):
+@pytest.mark.parametrize("cancelled", [True, False], ids=["its server cancels", "or waits"])
+def test_an_application_ends_when_its_answers_are_sent(tiny_model, monkeypatch, cancelled):
     hold, told, came = Held(monkeypatch), [], []
     scope = {"type": "http", "method": "POST", "path": PATH, "headers": [], "query_string": b""}
 
@@ -311,7 +312,8 @@ def test_an_application_ends_when_its_answers_are_sent(tiny_model, monkeypatch):
         async with app.router.lifespan_context(app):
             asking = asyncio.ensure_future(app(scope, receive, send))
             assert await asyncio.to_thread(hold.inside.wait, 20)
-            asking.cancel()
+            if cancelled:
+                asking.cancel()
         assert told[0]["status"] == 503 and b"shutting_down" in told[1]["body"]
         hold.go.set()
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from lantern_accel.cli import main
-from lantern_accel.cli.console import show_table
+from lantern_accel.cli.console import bar, show_table
 from lantern_accel.records import markdown_table
 from lantern_accel_profiles.commands.tables import show_markdown
 
@@ -48,6 +48,22 @@ def test_a_terminal_gets_a_drawn_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "│ a    │   1.0 │ x" in out and "|" not in out
 
 
+@pytest.mark.parametrize(("bytes_", "says"), [(True, "1.0/2.0 MB"), (False, "1000000/2000000")])
+def test_a_bar_counts_bytes_or_what_is_named(
+    bytes_: bool, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+    with bar("loading", False, unit="" if bytes_ else "tokens", bytes_=bytes_) as advance:
+        assert advance is not None
+        advance(10**6, 2 * 10**6)
+    assert says in shown.getvalue()
+    with bar("loading", True) as advance:
+        assert advance is None
+
+
 def test_a_terminal_gets_text_without_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = terminal(monkeypatch, 100)
     show_markdown("**Does it?** Yes.\n\n### Next\n- `one`")
@@ -60,6 +76,17 @@ def test_a_narrow_terminal_gets_the_main_columns(monkeypatch: pytest.MonkeyPatch
     out = shown.getvalue()
     assert "│ a    │   1.0 │" in out
     assert "in a wider terminal" in out and "a long column" in out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("memory", "code", "says"),
+    [("24GB", 0, "fits: yes; batch size"), ("0.1GB", 1, "fits: no; batch size 0 at most")],
+)
+def test_a_plan_says_whether_it_fits(
+    memory: str, code: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["models", "plan", "lantern-emoji", "--memory", memory]) == code
+    assert says in capsys.readouterr().out
 
 
 def test_a_plan_of_memory_has_one_unit(capsys: pytest.CaptureFixture[str]) -> None:

@@ -230,6 +230,10 @@ def test_other_classes_and_offloaded_modules_are_refused() -> None:
     accelerate(model)
     with pytest.raises(RequestError, match="the module is offloaded"):
         model.generate(PROMPTS, attention_mask=MASK, generation_mode="image")
+    del model._hf_hook
+    model.model.language_model.norm.to("meta")
+    with pytest.raises(RequestError, match=r"language_model\.norm\.weight is offloaded"):
+        model.generate(PROMPTS, attention_mask=MASK, generation_mode="image")
 
 
 def test_an_untested_release_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

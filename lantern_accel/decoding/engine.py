@@ -24,11 +24,10 @@ from lantern_accel.decoding.target import Drafter, Target
 from lantern_accel.device.kv_cache import KVCache
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import BackendError, NotFiniteError, StrategyError
-from lantern_accel.strategy.length_policy import policy_of
+from lantern_accel.strategy.length_policy import CHAIN_GAIN, GAIN, AcceptancePolicy
 from lantern_accel.strategy.lengths import usual_tokens_per_step
-from lantern_accel.strategy.policy import LengthPolicy
 from lantern_accel.strategy.sampling import Sampling
-from lantern_accel.strategy.sources import DraftConfig, DraftLength
+from lantern_accel.strategy.sources import DraftConfig, DraftLength, with_tokens_per_step
 from lantern_accel.strategy.strategy import Strategy
 
 
@@ -39,7 +38,7 @@ class Engine:
     lengths whose costs are known, or all of them where none is.
     """
 
-    chosen: LengthPolicy | None = None
+    chosen: AcceptancePolicy | None = None
     functions: dict[str, Callable[[], None]]
     """What a request runs, by name; captured functions take their places (:meth:`host_functions`)."""
     sizes: tuple[int, ...]
@@ -252,7 +251,10 @@ class Engine:
             usual = {length: self.usual(length) for length in self.lengths}
             # A draft head guesses all drafts again: nothing has to settle after a move.
             settles = self.source.settles and not self.geometry.guesses
-            policy = policy_of(self.draft_lengths, usual, settles, self.geometry.batch)
+            every = with_tokens_per_step(self.draft_lengths, usual)
+            timed = tuple(one for one in every if one.cost is not None)
+            gain = GAIN if settles else CHAIN_GAIN
+            policy = AcceptancePolicy(timed or every, gain, self.geometry.batch)
         self.course = HostLoop(self, policy, schedule, known, step)
         self.counted, self.now = {}, max(self.lengths)  # what prefill has prepared
         if policy is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lantern_accel.decoding.buckets import BucketChooser
-from lantern_accel.strategy.policy import LengthPolicy, LengthStats
+from lantern_accel.strategy.length_policy import AcceptancePolicy, LengthStats
 
 #: Steps between two looks at the lengths, while drafting and while decoding is plain.
 DRAFTING_BLOCK, PLAIN_BLOCK = 4, 8
@@ -70,7 +70,7 @@ class HostLoop:
     def __init__(
         self,
         engine: Any,
-        policy: LengthPolicy | None,
+        policy: AcceptancePolicy | None,
         schedule: SyncSchedule,
         known: int,
         step: Callable[[], None] | None,

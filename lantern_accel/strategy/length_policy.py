@@ -13,8 +13,7 @@ from lantern_accel.strategy.lengths import (
     shift_odds,
     usual_tokens_per_step,
 )
-from lantern_accel.strategy.policy import LengthStats
-from lantern_accel.strategy.sources import DraftLength, with_tokens_per_step
+from lantern_accel.strategy.sources import DraftLength
 
 #: Steps over which acceptance is averaged: that of one image, and what sets an image of a batch apart.
 MEMORY, OWN_MEMORY = 16, 48
@@ -27,9 +26,21 @@ GAIN, RISE = 1.1, 1.05
 CHAIN_GAIN = 1.02
 
 
+@dataclass(frozen=True)
+class LengthStats:
+    """Steps of one length: how many, the tokens that each image gained, and those that it still lacks."""
+
+    length: int
+    steps: int
+    gained: tuple[int, ...]
+    left: tuple[int, ...]
+
+
 @dataclass
 class AcceptancePolicy:
     """The length predicted to complete a batch soonest, given how many drafts were accepted of late.
+
+    It sees counts alone, so that no draft's distribution depends on it.
 
     Each length has a usual rate at which its drafts are accepted. A number, ``shift``, says by how much
     the odds of the last steps were better or worse than usual, and another per image, ``own``, how it
@@ -79,6 +90,7 @@ class AcceptancePolicy:
         return self.now
 
     def forget(self, row: int) -> None:
+        """Forget what was learned of a row, which another image takes."""
         if self.own:
             self.own[row] = 0.0
 
@@ -114,16 +126,3 @@ class AcceptancePolicy:
         if self.now not in good:
             return max(good)
         return max([self.now, *(n for n in good if speed[n] >= RISE * speed[self.now])])
-
-
-def policy_of(
-    lengths: tuple[DraftLength, ...], usual: dict[int, float], settles: bool, batch: int
-) -> AcceptancePolicy:
-    """Return what chooses among an engine's lengths: those that were timed, or all of them.
-
-    ``usual``: tokens a step by length where nothing is known. ``settles``: drafts of a window settle over
-    some steps after a move.
-    """
-    known = with_tokens_per_step(lengths, usual)
-    timed = tuple(one for one in known if one.cost is not None)
-    return AcceptancePolicy(timed or known, GAIN if settles else CHAIN_GAIN, batch)

@@ -12,7 +12,7 @@ from torch import Tensor
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.families.llamagen.model import LlamaGenGPT
-from lantern_accel.strategy.policy import LengthStats
+from lantern_accel.strategy.length_policy import LengthStats
 from lantern_accel.strategy.values import Sampling
 from support.chi_square import misfit
 from support.engines import Models

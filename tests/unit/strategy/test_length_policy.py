@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from lantern_accel.strategy.length_policy import AcceptancePolicy
+from lantern_accel.strategy.length_policy import AcceptancePolicy, LengthStats
 from lantern_accel.strategy.lengths import in_batch, usual_tokens_per_step
-from lantern_accel.strategy.policy import LengthStats
 from lantern_accel.strategy.sources import DraftLength
 
 PACES = (

@@ -236,15 +236,11 @@ class Engines:
         left, self._uncaptured = self._uncaptured, []
         if left and not self._warned:
             self._warned = True
-            # A step of several lengths is one thing to the reader, and its longest one tells most.
-            kinds = {name.partition(" ")[0]: seconds for name, seconds, _ in reversed(left)}
-            kinds = {name: kinds[name] for name in ("prefill", "step") if name in kinds} or kinds
-            names, verb = " and the ".join(kinds), "run" + "s" * (len(kinds) < 2)
-            cost = " and ".join(f"{1000 * seconds:.1f} ms" for seconds in kinds.values())
+            names = ", ".join(name for name, _, _ in left)
+            ms = "" if self.backend.simulated else f" ({1000 * left[-1][1]:.1f} ms a call)"
             warnings.warn(
-                f"the {names} cannot be captured on {self.backend.device} and {verb} operator by "
-                f"operator, which takes {'longer' if self.backend.simulated else cost + ' per call'} "
-                f"({left[-1][2]})",
+                f"{names} cannot be captured on {self.backend.device}: operator by operator it takes "
+                f"longer{ms}; {left[-1][2]}",
                 LanternWarning,
                 stacklevel=3,
             )
@@ -259,10 +255,8 @@ class Engines:
         with waiting(text, _LOG) if long else nullcontext():
             for name in left:
                 engine.functions[name] = self._capture(engine.functions[name], name)
-                if long and [name] == graphs[:1] != graphs:
-                    taken, more = time.monotonic() - began, len(graphs) - 1
-                    left_over = f"{more} are left, which may take {more * taken:.0f} s"
-                    _LOG.info(f"{text}: the {name} took {taken:.1f} s; {left_over}")
+                if long:
+                    _LOG.info("%s: %s after %.1f s", text, name, time.monotonic() - began)
 
     def _capture(self, function: Callable[[], None], name: str) -> Replay:
         """Capture a function; one that the device cannot capture stays as it is, unless asked for."""

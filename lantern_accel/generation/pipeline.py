@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -228,15 +228,11 @@ class Pipeline:
         strategy = self.measurements.resolve(asked, size, sampling)
         part = BatchPlan(images=size, rows=size, strategy=strategy, memory=0, free=None)
         made = Batch[ImageJob](self.runtime, part, sampling, shape)
-        state, model = made.engine.state, self.model
-        start = Rows(torch.zeros_like(state.condition), torch.ones_like(state.prefix_mask))
+        state, family = made.engine.state, self.model.family
         # A model whose captions come from a file knows none of the examples.
         with contextlib.suppress(LanternError, IndexError):
-            example = model.family.examples(model.manifest)[0]
-            known = self.conditions([example]).pick([0] * size)
-            rows = model.family.rows(model, known, sampling)
-            if (rows.condition.shape, rows.mask.shape) == (start.condition.shape, start.mask.shape):
-                start = rows
+            self.conditions([family.examples(self.manifest)[0]])  # reads a text encoder
+        start = Rows(torch.zeros_like(state.condition), torch.ones_like(state.prefix_mask))
         made.begin([ImageJob(index, "", 0, 0) for index in range(size)], start)
         made.engine.leave_out(0)
         self.pixels(made.run().decoded.tokens, shape)
@@ -400,37 +396,6 @@ class Pipeline:
 
     # --- parts of a request, for measurements, training and other libraries --------------------
 
-    @contextlib.contextmanager
-    def _start_batch(
-        self,
-        made: Callable[[], tuple[Rows, Hashable]],
-        seeds: Sequence[tuple[int, int]],
-        strategy: Strategy,
-        sampling: Sampling,
-        observer: Observer | None = None,
-        step: Callable[[], None] | None = None,
-        watched: bool = False,
-    ) -> Iterator[Batch[ImageJob]]:
-        """Yield a started batch that decodes tokens only, while the pipeline is locked.
-
-        If needed, auto times its steps on the rows. ``seeds``: seed and number of each image.
-        """
-        with self.request_lock.hold(), explain_errors(self.backend):
-            rows, shape = made()
-            count = len(seeds)
-            decision = self.runtime.decide(
-                strategy, sampling, shape, lambda _: rows, count, count, joins=True
-            )
-            (part,) = decision.parts
-            batch = Batch[ImageJob](self.runtime, part, sampling, shape)
-            batch.engine.session.observer = observer
-            try:
-                jobs = [ImageJob(index, "", *seed) for index, seed in enumerate(seeds)]
-                batch.begin(jobs, rows, watched=watched, step=step)
-                yield batch
-            finally:
-                batch.engine.session.observer = None
-
     @inferring
     def decode_rows(
         self,
@@ -445,16 +410,27 @@ class Pipeline:
     ) -> tuple[Decoded, float]:
         """Decode one batch of rows without pixels; return it, and the seconds of prefill and decoding.
 
-        ``made`` returns the rows, and the shape of their conditions. ``seeds``: the seed and number of
-        each image, which select its random numbers. ``on_progress`` gets the committed tokens of the
+        ``made`` returns the rows, and the shape of their conditions. If needed, auto times its steps on
+        these. ``seeds``: the seed and number of each image, which select its random numbers.
+        ``on_progress`` gets the committed tokens of the
         slowest image before each step. ``step`` replaces the captured step, for measurements of the
         state. ``observer`` is called after the acceptance of every step, which then runs operator by
         operator (:attr:`.Session.observer`).
         """
-        report = passing(on_progress)
-        watched = report is not None
-        with self._start_batch(made, seeds, strategy, sampling, observer, step, watched) as batch:
-            done = batch.run(report and (lambda: report(batch.known)))
+        report, count = passing(on_progress), len(seeds)
+        jobs = [ImageJob(index, "", *seed) for index, seed in enumerate(seeds)]
+        with self.request_lock.hold(), explain_errors(self.backend):
+            rows, shape = made()
+            decision = self.runtime.decide(
+                strategy, sampling, shape, lambda _: rows, count, count, joins=True
+            )
+            batch = Batch[ImageJob](self.runtime, decision.parts[0], sampling, shape)
+            batch.engine.session.observer = observer
+            try:
+                batch.begin(jobs, rows, watched=report is not None, step=step)
+                done = batch.run(report and (lambda: report(batch.known)))
+            finally:
+                batch.engine.session.observer = None
             if report is not None:
                 report(batch.known)
         return done.decoded, batch.phases.seconds["prefill"] + batch.phases.seconds["decode"]
@@ -483,11 +459,11 @@ class Pipeline:
         self, prompts: Sequence[Prompt], strategy: Strategy, sampling: Sampling, rounds: int
     ) -> dict[int, list[float]]:
         """Time a window's steps of each length, in turns; return milliseconds by length."""
-        made = partial(self._rows, prompts, sampling)
-        with self._start_batch(
-            made, [(0, i) for i in range(len(prompts))], strategy, sampling
-        ) as batch:
-            return calibrate(batch.engine, self.backend.stopwatch, rounds=rounds)
+        with self.request_lock.hold(), explain_errors(self.backend):
+            rows, shape = self._rows(prompts, sampling)
+            ready = self.engines.get(len(prompts), strategy, sampling, shape)
+            ready.begin(rows, 0, range(len(prompts)))
+            return calibrate(ready.engine, self.backend.stopwatch, rounds=rounds)
 
 
 def _report(

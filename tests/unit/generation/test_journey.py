@@ -15,7 +15,11 @@ JOURNEY: Mapping[str, set[str]] = {
     "family.conditions": {"generation.runtime:Runtime.conditions"},
     # The prompt's pass: of a batch that begins, of an image that joins, of candidates that are timed.
     "engine.start": {"generation.engines:CapturedEngine.begin"},
-    "ready.begin": {"generation.batch:Batch.begin", "generation.measurements:Measurements.ask"},
+    "ready.begin": {
+        "generation.batch:Batch.begin",
+        "generation.measurements:Measurements.ask",
+        "generation.pipeline:Pipeline.step_times",
+    },
     "single.begin": {"generation.batch:Batch.join"},
     # The loop over steps.
     "course.advance": {"generation.batch:Batch.advance", "decoding.engine:Engine.run"},

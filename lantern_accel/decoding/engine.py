@@ -45,8 +45,6 @@ class Engine:
     """Buckets of the target's cache, rising: how many slots a step may look at. The last is the whole."""
     now: int
     """The length of the next step: the most tokens that it adds to an image."""
-    counted: dict[int, list[int]]
-    """Tokens gained and steps of the last request by length, summed over images that needed them all."""
 
     def __init__(
         self,
@@ -103,7 +101,6 @@ class Engine:
             )
         self.now = lengths[-1] or self.geometry.depth + 1
         self.by_length[self.now] = self.longest
-        self.counted = {}
         self.divide(usual(self.geometry, self.verifying.cache.layout, ops, target))
 
     @property
@@ -121,8 +118,11 @@ class Engine:
 
     @property
     def draft_lengths(self) -> tuple[DraftLength, ...]:
-        """What is known of those lengths that steps may have."""
-        return tuple(one for one in self.strategy.lengths if one.length in self.by_length)
+        """What is known of those lengths that steps may have, and what is usual."""
+        every = tuple(one for one in self.strategy.lengths if one.length in self.by_length)
+        settles = self.source.settles
+        usual = {n: usual_tokens_per_step(n) if settles else float(n) for n in self.by_length}
+        return with_tokens_per_step(every, usual)
 
     @property
     def caches(self) -> list[KVCache]:
@@ -235,10 +235,6 @@ class Engine:
         done[first:] = self.geometry.tokens - 1
         length.copy_(done)
 
-    def usual(self, length: int) -> float:
-        """Return the tokens that a step of this length adds, where nobody has counted them."""
-        return usual_tokens_per_step(length) if self.source.settles else float(length)
-
     def begin(
         self, schedule: SyncSchedule, known: int = 1, step: Callable[[], None] | None = None
     ) -> None:
@@ -248,15 +244,14 @@ class Engine:
         """
         policy = self.chosen
         if policy is None and len(self.by_length) > 1:
-            usual = {length: self.usual(length) for length in self.lengths}
             # A draft head guesses all drafts again: nothing has to settle after a move.
             settles = self.source.settles and not self.geometry.guesses
-            every = with_tokens_per_step(self.draft_lengths, usual)
+            every = self.draft_lengths
             timed = tuple(one for one in every if one.cost is not None)
             gain = GAIN if settles else CHAIN_GAIN
             policy = AcceptancePolicy(timed or every, gain, self.geometry.batch)
         self.course = HostLoop(self, policy, schedule, known, step)
-        self.counted, self.now = {}, max(self.lengths)  # what prefill has prepared
+        self.now = max(self.lengths)  # what prefill has prepared
         if policy is not None:
             self.move(policy.begin())
 

@@ -172,11 +172,6 @@ class HostLoop:
                 failed[row] = finite[row]
         left = tuple(tokens - one for one in self.known)
         block = LengthStats(look.length, look.steps, tuple(gained), left)
-        counts = engine.counted.setdefault(look.length, [0, 0])
-        for gain, lacks in zip(gained, left, strict=True):
-            if lacks:  # the last step of an image that it did not need all of says little
-                counts[0] += gain
-                counts[1] += look.steps
         if self.policy is not None and any(left) and (engine.now > 1 or engine.source.returns):
             engine.move(self.policy.observe(block))
         return StepProgress(block, tuple(self.known), failed)

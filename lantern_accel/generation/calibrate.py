@@ -35,9 +35,7 @@ def calibrate(
     """
     times: dict[int, list[float]] = {}
     lengths = [one.length for one in engine.draft_lengths]
-    tokens_per_step = {
-        p.length: p.tokens_per_step or engine.usual(p.length) for p in engine.draft_lengths
-    }
+    tokens_per_step = {p.length: p.tokens_per_step or 1.0 for p in engine.draft_lengths}
     number, spent = 0, 0.0
     while number <= rounds or (spent < least and number <= auto.MOST_ROUNDS):
         for length in list(lengths):

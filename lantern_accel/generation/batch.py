@@ -22,7 +22,7 @@ from lantern_accel.decoding.host_loop import HostLoop, SyncSchedule
 from lantern_accel.device.backend import Stopwatch
 from lantern_accel.device.context import inferring
 from lantern_accel.errors import DoesNotFitError, NotFiniteError, RequestError
-from lantern_accel.families.base import Conditions, Model, Rows, Size
+from lantern_accel.families.base import Conditions, Rows, Size
 from lantern_accel.generation.decision import BatchPlan, Decision
 from lantern_accel.generation.engines import CapturedEngine, explain_errors
 from lantern_accel.generation.forced import resume
@@ -436,14 +436,11 @@ def joined_batch(
     return found, Batch(runtime, part, sampling, first.shape, make_images, phases, joins=True)
 
 
-def image_maker(runtime: Runtime, shape: Hashable, on_host: Model | None = None) -> MakeImages[J]:
-    """Return what decodes images; it raises RequestError for a model that leaves tokens here.
-
-    ``on_host``: see :meth:`.Runtime.pixels`.
-    """
+def image_maker(runtime: Runtime, shape: Hashable) -> MakeImages[J]:
+    """Return what decodes images; it raises RequestError for a model that leaves tokens here."""
 
     def make_images(decoded: Decoded, images: Sequence[J]) -> list[Image]:
-        if made := runtime.decode_images(decoded.tokens, shape, images, on_host):
+        if made := runtime.decode_images(decoded.tokens, shape, images):
             return made
         raise RequestError(
             f"the model {runtime.model.manifest.name!r} makes tokens here and no images; load it with "

@@ -7,14 +7,13 @@ without a line in the journal is generated again, to the same result.
 from __future__ import annotations
 
 import contextlib
-import copy
 import re
 import secrets
 import time
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +78,6 @@ class FolderImages:
         example = pipeline.model.family.examples(pipeline.model.manifest)[0]
         batch = {"batch_size": self.size, "num_images": self.size}
         self.request = pipeline.request(example, **{**settings, **batch, "seed": 0})
-        self._host = None
-        if pipeline.dtype.itemsize == 4 and pipeline.backend.device.type != "cpu":
-            # A sum in another order moves a pixel in some thousands by one level.
-            self._host = replace(pipeline.model, vq=copy.deepcopy(pipeline.model.vq).to("cpu"))
 
     def facts(self) -> dict[str, object]:
         """Return the device, dtype and model, and what else decides the images besides prompts."""
@@ -125,13 +120,13 @@ class FolderImages:
         return found
 
     def _group(self, left: list[FolderImage]) -> list[MadeItem]:
-        """Generate images of one shape; pixels are made on the host where they must not differ."""
+        """Generate images of one shape."""
         found: list[MadeItem] = []
         runtime, request = self.pipeline.runtime, self.request
         captured = self.pipeline.backend.support("capture")  # at the usual size
         size = self.size if captured else min(self.size, len(left))
         first, rounding = left[0].conditions, loss_of(self.pipeline.model.rounding)
-        make_images: MakeImages[FolderImage] = image_maker(runtime, first.shape, self._host)
+        make_images: MakeImages[FolderImage] = image_maker(runtime, first.shape)
         _, batch = joined_batch(
             runtime, request.strategy, request.sampling, first, size, size, make_images=make_images
         )
@@ -236,11 +231,10 @@ class RunFolder:
         self.path = path
         self.journal = Journal(path, path / RUN, path / JOURNAL, asked)
         self.failed: dict[int, str] = {}
-        #: Of the images of this call.
-        self.counts = {"images": 0, "tokens": 0, "steps": 0}
-        self.moved = 0.0  # total variation, summed over tokens
+        #: Of the images of this call: their lines, the seconds of each chunk, and its joules if known.
+        self.made = list[dict[str, Any]]()
         self.seconds = 0.0
-        self.joules: float | None = 0.0
+        self.joules = list[float | None]()
         self._began = time.time()
         self._held = FileLock(path / LOCK)
         try:
@@ -283,8 +277,7 @@ class RunFolder:
     def keep(self, made: Sequence[MadeItem], seconds: float, joules: float | None) -> None:
         """Write images, then their lines, and count them; ``joules``: None without a meter."""
         self.seconds += seconds
-        known = joules is not None and self.joules is not None
-        self.joules = (self.joules or 0.0) + (joules or 0.0) if known else None
+        self.joules.append(joules)
         lines: dict[int, dict[str, object]] = {}
         for item, png, line in made:
             if "error" in line:
@@ -293,28 +286,30 @@ class RunFolder:
             row = row_of(item)
             write_whole(self.path / str(row["file"]), png)
             lines[item.number] = row | line
-            self.moved += line["total_variation_per_token"] * line["tokens"]
-            for count in self.counts:
-                self.counts[count] += line.get(count, 1)
+            self.made.append(line)
         self.journal.add(lines)
 
     def summarise(self, simulated: bool) -> dict[str, object]:
         """Write and return the summary: images and throughput; a device in software has no speed."""
-        one, speed = self.counts, bool(self.seconds) and not simulated
-        images, tokens, steps = one["images"], one["tokens"], one["steps"]
-        joules = self.joules if images else None
+        images, speed = len(self.made), bool(self.seconds) and not simulated
+        tokens, steps = (sum(one[name] for one in self.made) for name in ("tokens", "steps"))
+        moved = sum(one["total_variation_per_token"] * one["tokens"] for one in self.made)
+        known = [one for one in self.joules if one is not None]
+        joules = sum(known) if images and len(known) == len(self.joules) else None
         summary = {
             "schema_version": SCHEMA,
             "images": len(self.journal.finished),
             "failed": {str(n): text for n, text in sorted(self.failed.items())},
             "seed": self.journal.seed,
             "this_call": {
-                **one,
+                "images": images,
+                "tokens": tokens,
+                "steps": steps,
                 "seconds": time.time() - self._began,
                 "seconds_of_images": self.seconds,
                 "images_per_second": images / self.seconds if speed else None,
                 "tokens_per_step": (tokens - images) / steps if steps else None,
-                "total_variation_per_token": self.moved / tokens if tokens else None,
+                "total_variation_per_token": moved / tokens if tokens else None,
                 "joules": joules,
                 "joules_per_image": joules / images if joules and images else None,
                 "simulated": simulated,

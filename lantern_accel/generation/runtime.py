@@ -161,7 +161,6 @@ class Runtime:
         tokens: Tensor,
         shape: Hashable,
         jobs: Sequence[ImageJob],
-        on_host: Model | None = None,
     ) -> list[Image]:
         """Decode the first images of a batch, ``tokens`` ``[b, N]``; seeds decide what is left open.
 
@@ -173,7 +172,7 @@ class Runtime:
         if made is not None:
             return made
         # All rows, for another number of images would be compiled again.
-        return to_images(self.pixels(tokens, shape, on_host)[:count])
+        return to_images(self.pixels(tokens, shape)[:count])
 
     def images_of(
         self,
@@ -191,17 +190,11 @@ class Runtime:
         return made
 
     @inferring
-    def pixels(
-        self, tokens: Tensor, shape: Hashable = None, on_host: Model | None = None
-    ) -> Tensor:
-        """Decode tokens, int64 ``[n, tokens]``, to uint8 ``[n, H, W, 3]`` on the host (float32 VQ).
-
-        ``on_host``: the model with a VQ in host memory, which decodes in place of the device's.
-        """
-        model = on_host or self.model
-        tokens = tokens.to("cpu" if on_host else self.backend.device)
+    def pixels(self, tokens: Tensor, shape: Hashable = None) -> Tensor:
+        """Decode tokens, int64 ``[n, tokens]``, to uint8 ``[n, H, W, 3]`` on the host (float32 VQ)."""
         with self.backend.trim_memory():
-            return model.family.pixels(model, tokens, shape).cpu()
+            tokens = tokens.to(self.backend.device)
+            return self.model.family.pixels(self.model, tokens, shape).cpu()
 
     @inferring
     def partial_image(self, tokens: Tensor, shape: Hashable = None) -> tuple[Image | None, int]:

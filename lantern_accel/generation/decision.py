@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -208,45 +207,37 @@ class Timings(Frozen):
     taken: Strategy | None = None
 
 
-@dataclass(frozen=True)
-class Workload:
-    """Images of one shape to decode with one strategy.
+def decide(
+    asked: Strategy,
+    sampling: Sampling,
+    rows: Mapping[int, int],
+    measurements: Mapping[int, Timings],
+    capacity: Capacity,
+    place: Mapping[str, str],
+    shape: Hashable = None,
+    size: Size | None = None,
+) -> Decision:
+    """Return what images of one shape are decoded with.
 
-    ``rows``: of a batch by its images, the largest batch first; ``size``: width and height that were
-    asked for; ``place``: model, device and dtype, by the names of a decision's fields.
+    ``rows``: of a batch by its images, the largest batch first; ``measurements``: of auto's candidates,
+    by rows; ``place``: model, device and dtype, by the names of the decision's fields; ``size``: width
+    and height that were asked for.
     """
-
-    strategy: Strategy
-    sampling: Sampling
-    rows: Mapping[int, int]
-    place: Mapping[str, str]
-    shape: Hashable = None
-    size: Size | None = None
-
-
-def decide(work: Workload, measurements: Mapping[int, Timings], capacity: Capacity) -> Decision:
-    """Return what images are decoded with; ``measurements``: of auto's candidates, by rows."""
     parts = []
-    for images, rows in work.rows.items():
-        strategy, best = work.strategy, None
-        if strategy.name == AUTO:
-            strategy, best = choose_source(strategy, measurements[rows], rows, capacity)
+    for images, count in rows.items():
+        strategy, best = asked, None
+        if asked.name == AUTO:
+            strategy, best = choose_source(asked, measurements[count], count, capacity)
         plan = BatchPlan(
             images=images,
-            rows=rows,
+            rows=count,
             strategy=strategy,
-            memory=capacity.bytes_of(rows, strategy, work.sampling, work.shape),
+            memory=capacity.bytes_of(count, strategy, sampling, shape),
             free=capacity.free,
             exact_tokens_per_step=best and best.exact,
         )
         parts.append(plan)
-    return Decision(
-        **work.place,
-        asked=work.strategy.name,
-        sampling=work.sampling,
-        size=work.size,
-        parts=tuple(parts),
-    )
+    return Decision(**place, asked=asked.name, sampling=sampling, size=size, parts=tuple(parts))
 
 
 def choose_source(

@@ -17,7 +17,7 @@ from lantern_accel.device.backend import Backend
 from lantern_accel.device.context import inferring
 from lantern_accel.errors import RequestError
 from lantern_accel.families.base import Conditions, Model, Prompt, Rows, Size
-from lantern_accel.generation.decision import BatchPlan, Decision, Workload, decide, describe_auto
+from lantern_accel.generation.decision import BatchPlan, Decision, decide, describe_auto
 from lantern_accel.generation.engines import Engines
 from lantern_accel.generation.measurements import Measurements
 from lantern_accel.generation.request import GenerationRequest, ImageJob
@@ -86,8 +86,7 @@ class Runtime:
             batches = {max(batches): max(batches)}
         for count in batches.values() if asked.name == AUTO else ():
             measured[count] = self.measurements.ask(asked, count, sampling, shape, rows)
-        work = Workload(asked, sampling, batches, self.place, shape, size)
-        return decide(work, measured, capacity)
+        return decide(asked, sampling, batches, measured, capacity, self.place, shape, size)
 
     @inferring
     def conditions(

@@ -13,7 +13,7 @@ from support.models import write_tiny_model
 
 import lantern_accel
 from lantern_accel.errors import RequestError
-from lantern_accel.generation.decision import Decision, Estimate, Timings, Workload, decide
+from lantern_accel.generation.decision import Decision, Estimate, Timings, decide
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.strategy.rules import Exact, LanternPP
 from lantern_accel.strategy.sources import DraftLength
@@ -133,8 +133,16 @@ def decided(
     *found: Estimate, rows: int = 1, copies: bool = True, asked: Strategy = AUTO_STRATEGY
 ) -> Decision:
     """Return what one batch is decoded with, after these sources were timed."""
-    work = Workload(asked, Sampling(), {rows: rows}, PLACE)
-    return decide(work, {rows: Timings(timed=found)}, Table(copies=copies))
+    return decided_by({rows: rows}, {rows: Timings(timed=found)}, Table(copies=copies), asked)
+
+
+def decided_by(
+    rows: dict[int, int],
+    table: dict[int, Timings],
+    free: Any = None,
+    asked: Strategy = AUTO_STRATEGY,
+) -> Decision:
+    return decide(asked, Sampling(), rows, table, free or Table(), PLACE)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +169,7 @@ def test_each_batch_has_measurements_of_its_own() -> None:
         4: Timings(timed=(timed(WINDOW, 1.9, 3.9),)),
         1: Timings(timed=(timed(WINDOW, 1.1, 1.2),)),
     }
-    made = decide(Workload(AUTO_STRATEGY, Sampling(), {3: 4, 1: 1}, PLACE), table, Table())
+    made = decided_by({3: 4, 1: 1}, table)
     assert [(p.images, p.rows, p.strategy.drafts.kind) for p in made.parts] == [
         (3, 4, "none"), (1, 1, "window"),
     ]  # fmt: skip
@@ -169,8 +177,7 @@ def test_each_batch_has_measurements_of_its_own() -> None:
 
 def test_what_tune_found_is_taken_and_a_named_strategy_needs_no_measurement() -> None:
     tuned = timed(WINDOW, 1.9, 3.9).strategy  # raced, so that no prediction is asked
-    work = Workload(AUTO_STRATEGY, Sampling(), {1: 1}, PLACE)
-    assert decide(work, {1: Timings(taken=tuned)}, Table()).strategy == tuned
+    assert decided_by({1: 1}, {1: Timings(taken=tuned)}).strategy == tuned
     named = Strategy(name="scd", drafts=Window())
     made = decided(asked=named)
     assert made.strategy == named and made.asked == "scd"

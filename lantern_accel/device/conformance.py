@@ -130,18 +130,16 @@ def difference(old: Report, new: Report) -> Difference:
     before, after = ({one.name: one for one in report.outcomes} for report in (old, new))
     for name in [*after, *(name for name in before if name not in after)]:
         was, now = before.get(name), after.get(name)
+        states = was and was.state, now and now.state
         told = f"{name}: {_describe(was)} -> {_describe(now)}"
-        if now is not None and now.state == "failed":
-            if was is None or was.state != "failed":
-                found.broke.append(told)
-        elif was is None:
-            continue
-        elif was.state == "failed" and now is not None and now.state == "passed":
+        if states[1] == "failed" != states[0]:
+            found.broke.append(told)
+        elif states == ("failed", "passed"):
             found.mended.append(told)
-        elif was.state != "passed":
-            continue
-        elif now is None or now.state != "passed":
+        elif states[0] == "passed" and states[1] not in ("passed", "failed"):
             found.lost.append(told)
+        elif states != ("passed", "passed") or was is None or now is None:
+            continue
         elif now.seconds > max(SLOWER * was.seconds, was.seconds + SECONDS):
             found.slower.append(f"{name}: {was.seconds:.1f} s -> {now.seconds:.1f} s")
     return found

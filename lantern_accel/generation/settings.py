@@ -223,14 +223,11 @@ def read_settings(given: Mapping[str, object], named: Callable[[str], str] = str
 def read_size(text: str) -> tuple[int, int]:
     """Read ``WxH``; raises :class:`RequestError`."""
     found = re.fullmatch("([0-9]{1,18})x([0-9]{1,18})", text.lower())
-    if found is None:
-        raise RequestError(
-            f"the size {text[:40]!r} cannot be read; write WIDTHxHEIGHT in pixels, such as 768x512"
-        )
-    width, height = int(found[1]), int(found[2])
+    width, height = (int(found[1]), int(found[2])) if found else (0, 0)
     if not (1 <= width <= MOST_PIXELS and 1 <= height <= MOST_PIXELS):
         raise RequestError(
-            f"the size {text[:40]} is not possible: a side has 1 to {MOST_PIXELS} pixels"
+            f"the size {text[:40]!r} is not possible; write WIDTHxHEIGHT, such as 768x512, with 1 to "
+            f"{MOST_PIXELS} pixels a side"
         )
     return width, height
 

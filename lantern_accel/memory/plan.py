@@ -23,7 +23,7 @@ from lantern_accel.families.registry import family
 from lantern_accel.memory.footprint import Footprint, measure, saved_bytes
 from lantern_accel.records import digest, format_bytes
 from lantern_accel.strategy.choose import choose_strategy
-from lantern_accel.strategy.values import AUTO, NO_DRAFTER, Sampling, Strategy
+from lantern_accel.strategy.values import AUTO, Sampling, Strategy
 
 #: Held by a driver and its libraries on an accelerator that is not open here (assumed).
 DRIVER_RESERVE = Preferences.runtime_bytes
@@ -110,15 +110,10 @@ class Planner:
     def strategy(self, name: str | None = None, **changes: object) -> Strategy:
         """Return a strategy by name; without one ``auto``, as :func:`lantern_accel.generate` has it.
 
-        Raises RequestError for one that needs a drafter where the model has none.
+        Raises StrategyError for one that needs a drafter where the model has none.
         """
         chosen = choose_strategy(self.manifest.defaults, AUTO if name is None else name, **changes)
-        if self.manifest.drafter is None and chosen.needs_drafter:
-            raise RequestError(
-                f"the strategy {chosen.name!r} drafts with a drafter, but the model "
-                f"{self.manifest.name!r} has no drafter; leave --strategy out to plan what 'auto' takes, "
-                f"or name one that needs none: {NO_DRAFTER}"
-            )
+        chosen.check_drafter(self.manifest.drafter is not None)
         return chosen
 
     def plan(

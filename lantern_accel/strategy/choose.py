@@ -195,14 +195,8 @@ def _automatic(
 
 def _check_drafts(named: Strategy, drafts: DraftConfig | None) -> None:
     """Refuse a tree under a name that says there is none, and none under one that drafts."""
-    if drafts is None or isinstance(drafts, NoTree) == isinstance(named.drafts, NoTree):
-        return
-    if isinstance(named.drafts, NoTree):
+    if drafts is not None and isinstance(drafts, NoTree) != isinstance(named.drafts, NoTree):
         raise StrategyError(
-            f"the strategy {named.name!r} drafts nothing, so it has no tree; use the strategy "
-            "'eagle' (exact) or 'lantern++' (relaxed) with this tree"
+            f"the strategy {named.name!r} cannot have the drafts {drafts.kind!r}; use 'vanilla' for "
+            "none, 'eagle' (exact) or 'lantern++' (relaxed) for a tree"
         )
-    raise StrategyError(
-        f"the strategy {named.name!r} drafts over a tree, and the tree 'none' drafts nothing; use "
-        "the strategy 'vanilla'"
-    )

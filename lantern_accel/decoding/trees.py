@@ -13,34 +13,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lantern_accel.device.plan import DraftedTree
 from lantern_accel.strategy.trees import TreeTables
 
 
-@dataclass(frozen=True)
-class DraftTree:
+@dataclass(frozen=True, kw_only=True)
+class DraftTree(DraftedTree):
     """One tree an image: the topology, the drafted tokens and what they were sampled from.
 
-    ``B`` images, ``T`` nodes, int64 unless said otherwise. ``tokens, parent, depth, first_child,
-    num_children, row_rank [B, T]``; ``visible [B, T, T]``: 1 where row i sees an ancestor or
-    itself. ``row_rank`` orders paths of equal length (greedy takes the lowest). ``q`` float32
-    ``[B, G, V]`` holds the drafter's distribution of each group of siblings and ``group [B, T]`` says
-    which one a node's *children* were sampled from; both are None for deterministic drafts (q = 1).
-    ``max_children[d]`` bounds the children of nodes at depth d (host integers: loop bounds).
+    ``B`` images, ``T`` nodes, int64. ``parent, depth, row_rank [B, T]``; ``visible [B, T, T]``: 1 where
+    row i sees an ancestor or itself. ``row_rank`` orders paths of equal length (greedy takes the lowest).
     ``inner [B, G]``: the node of each group, in the order of groups; None: every node is one, whether it
-    has children or not. ``first_tests [B, T]``: the uniform that each node's first child is tested with.
+    has children or not.
     """
 
-    tokens: Tensor
     parent: Tensor
     depth: Tensor
-    first_child: Tensor
-    num_children: Tensor
     visible: Tensor
     row_rank: Tensor
-    first_tests: Tensor
-    max_children: tuple[int, ...]
-    q: Tensor | None = None
-    group: Tensor | None = None
     inner: Tensor | None = None
 
 

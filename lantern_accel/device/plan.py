@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol, get_args, get_type_hints
+from typing import Annotated, Literal, get_args, get_type_hints
 
 import torch
 from torch import Tensor
@@ -441,29 +441,24 @@ class Refused:
     why: str
 
 
-class DraftedTree(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class DraftedTree:
     """What walking down a drafted tree reads, integer ``[B, T]`` by node.
 
     ``tokens``: their codes; ``first_child``, and ``num_children``, how many follow it;
-    ``max_children``: the most children of a node, by depth. ``q``: what each group of siblings was
-    sampled from, float32 ``[B, G, V]``, None where drafts are certain; ``group``: the group that a node's
-    children were sampled from. ``first_tests``: the uniform that each node's first child is tested with.
+    ``max_children``: the most children of a node, by depth (loop bounds). ``q``: what each group of
+    siblings was sampled from, float32 ``[B, G, V]``, None where drafts are certain (q = 1); ``group``:
+    the group that a node's children were sampled from. ``first_tests``: the uniform that each node's
+    first child is tested with.
     """
 
-    @property
-    def tokens(self) -> Tensor: ...
-    @property
-    def first_child(self) -> Tensor: ...
-    @property
-    def num_children(self) -> Tensor: ...
-    @property
-    def max_children(self) -> tuple[int, ...]: ...
-    @property
-    def q(self) -> Tensor | None: ...
-    @property
-    def group(self) -> Tensor | None: ...
-    @property
-    def first_tests(self) -> Tensor: ...
+    tokens: Tensor
+    first_child: Tensor
+    num_children: Tensor
+    max_children: tuple[int, ...]
+    first_tests: Tensor
+    q: Tensor | None = None
+    group: Tensor | None = None
 
 
 def list_buffers(part: type) -> Iterator[tuple[str, Of]]:

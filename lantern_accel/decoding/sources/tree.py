@@ -125,7 +125,7 @@ class TreeDrafts(DraftSource[Value, TreeState, DraftTree, Accepted]):
         from, None where drafts are certain.
         """
         assert self.tables is not None
-        return DraftTree(tokens, max_children=self.tables.max_children, q=q, **self.topology)
+        return DraftTree(tokens=tokens, max_children=self.tables.max_children, q=q, **self.topology)
 
     def _mask_of(self, state: TreeState, tree: DraftTree, slots: int) -> Tensor:
         """Return the device's form of what each node sees of the first ``slots`` slots.

@@ -277,8 +277,6 @@ def takes_settings(function: Called) -> Called:
         )
         for name, field in Settings.model_fields.items()
     ]
-    own_parameters = [
-        p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD
-    ]
-    function.__signature__ = own.replace(parameters=[*own_parameters, *shown])  # type: ignore[attr-defined]  # for help()
+    *kept, _ = own.parameters.values()
+    function.__signature__ = own.replace(parameters=[*kept, *shown])  # type: ignore[attr-defined]  # for help()
     return function

@@ -9,48 +9,23 @@ from __future__ import annotations
 
 from lantern_accel.errors import StrategyError, did_you_mean
 from lantern_accel.strategy.rules import Exact, Lantern, LanternPP, validate_model
-from lantern_accel.strategy.sampling import Sampling
-from lantern_accel.strategy.sources import (
-    ChainTree,
-    DynamicTree,
-    NoTree,
-    SelfDrafts,
-    StaticTree,
-    Window,
-    named_sources,
-    source_class,
-    with_tokens_per_step,
-)
-from lantern_accel.strategy.strategy import (
-    AUTO,
-    NO_DRAFTER,
-    SELF,
-    WINDOW_STRATEGIES,
-    Coupling,
-    NeighbourSpace,
-    Residual,
-    Strategy,
-)
-
-#: Names of other files that are imported from here too.
-__all__ = [
-    "AUTO",
-    "NO_DRAFTER",
-    "SELF",
-    "WINDOW_STRATEGIES",
-    "ChainTree",
-    "Coupling",
-    "DynamicTree",
-    "NeighbourSpace",
-    "NoTree",
-    "Residual",
-    "Sampling",
-    "SelfDrafts",
-    "StaticTree",
-    "Strategy",
-    "Window",
-    "with_tokens_per_step",
-]
+from lantern_accel.strategy.sampling import Sampling as Sampling
+from lantern_accel.strategy.sources import ChainTree as ChainTree
+from lantern_accel.strategy.sources import DynamicTree as DynamicTree
+from lantern_accel.strategy.sources import NoTree as NoTree
+from lantern_accel.strategy.sources import SelfDrafts as SelfDrafts
+from lantern_accel.strategy.sources import StaticTree as StaticTree
+from lantern_accel.strategy.sources import Window as Window
+from lantern_accel.strategy.sources import named_sources, source_class
+from lantern_accel.strategy.sources import with_tokens_per_step as with_tokens_per_step
+from lantern_accel.strategy.strategy import AUTO as AUTO
+from lantern_accel.strategy.strategy import NO_DRAFTER as NO_DRAFTER
+from lantern_accel.strategy.strategy import SELF as SELF
+from lantern_accel.strategy.strategy import WINDOW_STRATEGIES as WINDOW_STRATEGIES
+from lantern_accel.strategy.strategy import Coupling as Coupling
+from lantern_accel.strategy.strategy import NeighbourSpace as NeighbourSpace
+from lantern_accel.strategy.strategy import Residual as Residual
+from lantern_accel.strategy.strategy import Strategy as Strategy
 
 #: Lengths of auto's window, few since a longer one takes some steps to settle.
 AUTO_LENGTHS = (1, 2, 4, 8, 16)

@@ -13,6 +13,7 @@ from support.preferring import prefer
 
 import lantern_accel
 from lantern_accel.decoding.engine import Engine
+from lantern_accel.device.capture import Replay
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import BackendError, NotFiniteError
 from lantern_accel.generation.batch import Batch, Done, Failure
@@ -97,6 +98,8 @@ def test_rows_that_look_noise_up_join_alike(tiny_model, strategy, images, monkey
 
 def test_no_function_is_captured_for_an_image_that_joins(pipeline):
     batch, join = opened(pipeline, "eagle", 2)
+    assert "step" in batch.engine.functions and isinstance(batch.engine.functions["step"], Replay)
+    assert not batch.single.replays, "an engine of prompts alone needs no step"
     kept = [id(one) for one in pipeline.engines.ready]
     staggered(batch, join, [(p, 3) for p in PROMPTS], every=1)
     assert [id(one) for one in pipeline.engines.ready] == kept

@@ -141,24 +141,28 @@ def test_a_result_is_short_in_words_and_a_picture_in_a_notebook(pipeline: Pipeli
     assert drawn.grid(columns=3).size == (3 * width, 2 * height)
 
 
-def test_settings_that_are_data_share_one_engine(
+def test_an_observer_sees_the_steps_of_its_own_call_alone(pipeline: Pipeline) -> None:
+    asked: Any = (["dog face"], pipeline.strategy("eagle"), pipeline.sampling(), 3)
+    seen: list[Any] = []
+
+    def watch(step: Any, drafted: Any, features: Any, logits: Any, judged: Any) -> Any:
+        seen.append(judged)
+        return judged
+
+    done, seconds = pipeline.decode_only(*asked, observer=watch)
+    assert len(seen) >= int(done.steps.max()) and seconds > 0
+    count = len(seen)
+    again = pipeline.generate("dog face", strategy=asked[1], seed=3)
+    assert torch.equal(again.tokens, done.tokens) and len(seen) == count
+
+
+def test_steps_are_timed_as_often_as_asked(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pipeline.release_engines()
-    captured: list[str] = []
-    real = pipeline.backend.capture
+    def calibrate(engine: Any, watch: object, rounds: int) -> tuple[int, int]:
+        return engine.geometry.batch, rounds
 
-    def capture(step: Any, name: str) -> Any:
-        captured.append(name)
-        return real(step, name)
-
-    def draw(**numbers: float) -> torch.Tensor:
-        asked: dict[str, Any] = {"strategy": "lantern++", "k": 3, "seed": 2, **numbers}
-        return pipeline.generate("dog face", **asked).tokens
-
-    monkeypatch.setattr(pipeline.backend, "capture", capture)
-    changes = [{"temperature": 0.6 + 0.05 * i, "lam": 1.5 + i} for i in range(5)]
-    drawn = [draw(**one) for one in changes]
-    assert captured == ["prefill", "step"]
-    pipeline.release_engines()
-    assert torch.equal(draw(**changes[-1]), drawn[-1])
+    monkeypatch.setattr("lantern_accel.generation.pipeline.calibrate", calibrate)
+    prompts = ["red heart", "dog face"]
+    found: Any = pipeline.step_times(prompts, pipeline.strategy("scd"), pipeline.sampling(), 7)
+    assert found == (2, 7)

@@ -31,6 +31,15 @@ def test_warmed_buckets_are_reused_and_another_is_told(tiny_model: Path) -> None
             pipeline.warm_up((1, 2, 3), ("vanilla", "eagle"))
 
 
+def test_a_text_encoder_is_read_too(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with lantern_accel.load(tiny_model, device="cpu") as pipeline:
+        text, read = pipeline.model.text, list[object]()
+        encode = text.encode
+        monkeypatch.setattr(text, "encode", lambda given: read.append(given) or encode(given))
+        pipeline.warm_up(1, "vanilla")
+    assert read
+
+
 def test_one_size_and_one_strategy_need_no_list(tiny_model: Path) -> None:
     with lantern_accel.load(tiny_model, device="cpu") as pipeline:
         pipeline.warm_up(2, "vanilla")

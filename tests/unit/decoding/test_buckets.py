@@ -142,7 +142,7 @@ class Rows:
     def __init__(self, g: Geometry, lag: int, gains: Callable[[], list[int]]) -> None:
         self.geometry, self.lag, self.gains, self.now = g, lag, gains, g.depth + 1
         self.session = SimpleNamespace(progress=self)
-        self.source, self.counted = self, dict[int, list[int]]()
+        self.source = self
         self.lengths, self.posted = [0] * g.batch, list[list[int]]()
 
     def step(self, slots: int) -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from support.engines import SAMPLED, engine_of
 from support.tiny import tiny_models
-from unit.decoding.test_prompt_rows import decode, models, tokens_of
 
 from lantern_accel.strategy.trees import parse_drafts
 from lantern_accel.strategy.values import (
     WINDOW_STRATEGIES,
     DynamicTree,
-    Sampling,
     StaticTree,
     Strategy,
     Window,
@@ -20,31 +17,11 @@ from lantern_accel.strategy.values import (
 )
 
 STATIC = StaticTree(paths=((0,),))
-EXACT = ("sjd", "scd")
 
 
 def named(name: str, length: int = 6) -> Strategy:
     found = named_strategy(name, static=STATIC, dynamic=DynamicTree(top_k=1, depth=0, total=2))
     return found.override(window=length)
-
-
-@pytest.mark.parametrize("newline", [False, True], ids=["anole", "lumina"])
-@pytest.mark.parametrize("guided", [False, True], ids=["plain", "guided"])
-@pytest.mark.parametrize("name", EXACT)
-def test_rows_with_prompts_of_their_own_and_forced_codes(
-    name: str, guided: bool, newline: bool
-) -> None:
-    prompts = [[0, 5, 6, 7, 3], [0, 9, 3]]
-    greedy = Sampling(temperature=0, cfg_scale=2.0 if guided else 1.0)
-    plain = tokens_of(decode(prompts, sampling=greedy, newline=newline))
-    c = models(newline)[0].config
-    for sampling in (greedy, greedy.model_copy(update={"temperature": 1.0, "top_k": 12})):
-        tokens = tokens_of(decode(prompts, named(name), sampling, newline=newline))
-        if sampling.greedy:
-            assert torch.equal(tokens, plain)
-        if newline:
-            ends = tokens.view(2, c.height, c.width + 1) == c.newline
-            assert ends[..., -1].all() and not ends[..., :-1].any()
 
 
 def test_windows_need_no_drafter_and_hold_no_cache_of_one() -> None:

@@ -26,11 +26,14 @@ from support.moving import (
 from support.tiny import tiny_models
 from torch import Tensor
 
+from lantern_accel.decoding.host_loop import SyncSchedule
 from lantern_accel.decoding.sources.copy import CopyDrafts
 from lantern_accel.generation.calibrate import count
 from lantern_accel.nn import rounding as rounding_module
 from lantern_accel.nn.rounding import Rounded
 from lantern_accel.nn.transformer import projections
+from lantern_accel.strategy.length_policy import CHAIN_GAIN, GAIN
+from lantern_accel.strategy.lengths import usual_tokens_per_step
 from lantern_accel.strategy.values import ChainTree, Sampling, SelfDrafts, Strategy, Window
 
 #: A sound sampler misses by more than this once in a million tests.
@@ -106,6 +109,24 @@ def test_moving_up_draws_what_the_longer_window_needs() -> None:
     known = engine.state.newest
     for row, newest in zip(engine.state.tokens, known.tolist(), strict=True):
         assert (row[newest + 1 : TOKENS] < VOCAB).all()
+
+
+@pytest.mark.parametrize(("name", "gain"), [("window", GAIN), ("chain", CHAIN_GAIN)])
+def test_the_lengths_that_were_timed_are_those_to_choose_among(name: str, gain: float) -> None:
+    engine = engine_of(law_models(), SOURCES[name], SAMPLING, 2)
+    start(engine)
+    for timed, lengths in (((), [1, 2, 4]), ((1, 2), [1, 2])):
+        known = [
+            one.model_copy(update={"cost": 1.0 if one.length in timed else None})
+            for one in SOURCES[name].lengths
+        ]
+        engine.configure(SOURCES[name].with_drafts(draft_lengths=tuple(known)), SAMPLING)
+        engine.begin(SyncSchedule())
+        policy = engine.course.policy
+        assert policy is not None and (policy.gain, policy.images) == (gain, 2)
+        found = {one.length: one.tokens_per_step for one in policy.draft_lengths}
+        usual = usual_tokens_per_step if name == "window" else float
+        assert found == {n: usual(n) for n in lengths}
 
 
 # --- a copy of the target ----------------------------------------------------------------------------

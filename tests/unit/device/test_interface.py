@@ -8,6 +8,7 @@ from pathlib import Path
 
 import interface_table
 
+from lantern_accel import device
 from lantern_accel.device.backend import SEAM, Backend, Device, methods
 from lantern_accel.device.capture import HostCopy, Replay
 from lantern_accel.device.plugins import backend_specs, open_backend
@@ -64,6 +65,10 @@ def test_the_table_names_the_backends_that_write_a_method() -> None:
     assert "cpu" in by_name["fused_step"] and "null" not in by_name["capture"]
     noise = {one.name: one.backends for one in EVERY if one.part == "Preferences"}["noise_bytes"]
     assert "hpu" in noise
+
+
+def test_every_name_of_the_interface_is_there() -> None:
+    assert {name for name in device.__all__ if getattr(device, name, None) is None} == set()
 
 
 def test_the_interface_has_at_most_fifty_methods() -> None:

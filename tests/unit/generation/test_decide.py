@@ -170,8 +170,8 @@ def test_each_batch_has_measurements_of_its_own() -> None:
         1: Timings(timed=(timed(WINDOW, 1.1, 1.2),)),
     }
     made = decided_by({3: 4, 1: 1}, table)
-    assert [(p.images, p.rows, p.strategy.drafts.kind) for p in made.parts] == [
-        (3, 4, "none"), (1, 1, "window"),
+    assert [(p.images, p.rows, p.memory, p.strategy.drafts.kind) for p in made.parts] == [
+        (3, 4, 4, "none"), (1, 1, 1, "window"),
     ]  # fmt: skip
 
 

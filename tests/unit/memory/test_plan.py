@@ -19,7 +19,7 @@ from support.official import gpt_weights, write_sizes, write_trained
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.device.preferences import Preferences
-from lantern_accel.errors import BackendError, RequestError
+from lantern_accel.errors import BackendError, RequestError, StrategyError
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
 from lantern_accel.families.registry import entry, family
@@ -248,5 +248,7 @@ def test_what_cannot_be_planned_is_told() -> None:
         planner_for("lantern-emoji", device="gpu-of-the-future")
     with pytest.raises(BackendError, match="float8"):
         planner_for("lantern-emoji", dtype="float8")
+    with pytest.raises(StrategyError, match="no drafter"):
+        Planner(tiny(), dtype=torch.float32).strategy("eagle")
     planner = planner_for("lantern-emoji", device="cpu")
     assert planner.capacity and planner.runtime_measured

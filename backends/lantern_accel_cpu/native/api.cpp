@@ -2,12 +2,8 @@
 #include "native.h"
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <cmath>
 #include <string.h>
-#include <thread>
-#include <vector>
 
 // -DUNITS="ONE(avx512) ONE(plain)": the units that are linked in, the best first.
 #define ONE(name) extern const Unit unit_##name;
@@ -138,37 +134,10 @@ void pack_words(const uint16_t* w, int64_t ldw, int64_t k, int64_t n, char* to) 
     });
 }
 
-double seconds() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-// Runs body(thread) on so many threads at once; the seconds until the last has ended.
-template <class Body> double together(int threads, Body body) {
-    std::atomic<int> ready{0};
-    std::atomic<bool> go{false};
-    std::vector<std::thread> all;
-    for (int t = 1; t < threads; ++t)
-        all.emplace_back([&, t] {
-            ++ready;
-            while (!go) std::this_thread::yield();
-            body(t);
-        });
-    while (ready < threads - 1) std::this_thread::yield();
-    double began = seconds();
-    go = true;
-    body(0);
-    for (auto& one : all) one.join();
-    return seconds() - began;
-}
-
-std::atomic<uint64_t> sink{0};
-
 }  // namespace
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-// Changes with every change of what follows.
-EXPORT int lantern_version() { return 15; }
 // What it was built from.
 EXPORT const char* lantern_sources() { return SOURCES; }
 
@@ -187,7 +156,6 @@ EXPORT int lantern_tiles_from(int rows) {
     if (unit->tiles_from) unit->tiles_from(rows);
     return unit->tiles_from != nullptr;
 }
-EXPORT int lantern_runs(const char* name) { return runs(name); }
 EXPORT void lantern_threads(int threads) { pool_resize(threads); }
 
 EXPORT void lantern_pack(const void* w, int64_t ldw, int64_t k, int64_t n, int32_t dtype, void* out) {
@@ -260,15 +228,3 @@ EXPORT void lantern_advance_chosen(const AdvanceChosen* given, const float* logi
     unit->advance_chosen(*given, logits);
 }
 EXPORT void lantern_advance(const Advance* given, const float* logits) { unit->advance(*given, logits); }
-
-// Seconds to read the memory once, each thread its share.
-EXPORT double lantern_read_seconds(const void* p, size_t bytes, int threads) {
-    size_t each = bytes / size_t(threads) / 4096 * 4096;
-    return together(threads, [&](int t) { sink += unit->read((const char*)p + t * each, each); });
-}
-
-// Seconds in which so many threads each do rounds * lanes multiply-adds in registers.
-EXPORT double lantern_multiply_seconds(int64_t rounds, int threads) {
-    return together(threads, [&](int) { sink += uint64_t(unit->multiply(rounds)); });
-}
-EXPORT int lantern_lanes() { return unit->lanes; }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import pointer
+from ctypes import Structure, pointer
 from typing import NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ class Guessing(NamedTuple):
     ``features`` float32 ``[B, T, D]``: where a pass leaves its guided states.
     """
 
-    given: structures.GuessHead
+    given: Structure
     features: Tensor
     held: tuple[object, ...]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import byref
+from ctypes import Structure, byref
 from typing import Any, TypeGuard
 
 import torch
@@ -113,14 +113,14 @@ def lies(dtype: torch.dtype, *tensors: Tensor) -> bool:
     )
 
 
-def cache_of(kv: KVCache) -> Cache:
+def cache_of(kv: KVCache) -> Structure:
     """Describe a layer's keys or values, ordered by head: ``[R * H * L, d]``."""
     at = kv.layout
     head = at.capacity * at.head_dim
     return Cache(at.heads * head, head, at.head_dim, at.heads, at.head_dim)
 
 
-def mask_of(mask: Tensor, rows: int) -> Mask:
+def mask_of(mask: Tensor, rows: int) -> Structure:
     """Describe a boolean mask ``[R or 1, 1, T, L]`` whose slots are neighbours."""
     return Mask(
         mask.data_ptr(), mask.stride(0) if mask.shape[0] > 1 else 0, mask.stride(2),
@@ -300,7 +300,7 @@ class Kernels:
         return q
 
 
-def rotary_of(cos: Tensor, sin: Tensor, rows: int, count: int) -> tuple[Rotary, Any]:
+def rotary_of(cos: Tensor, sin: Tensor, rows: int, count: int) -> tuple[Structure, Any]:
     """Describe rotary rows ``[R or 1, T, ..., d/2]``, and return what must outlive the description."""
     half = cos.shape[-1]
     cos, sin = (t.reshape(t.shape[0], count, half).float().contiguous() for t in (cos, sin))

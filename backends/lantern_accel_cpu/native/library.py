@@ -5,31 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 import warnings
-from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from lantern_accel.errors import BackendError
 from lantern_accel_cpu.native import build
-from lantern_accel_cpu.native.structures import (
-    Accept,
-    Advance,
-    AdvanceChosen,
-    Attend,
-    Cache,
-    Choose,
-    Copy,
-    Filter,
-    Guide,
-    Linear,
-    RotateWrite,
-    TreeStep,
-    Trunk,
-    WindowPass,
-)
+from lantern_accel_cpu.native.structures import list_functions
 
-VERSION = 15
 PANEL = 32
 #: What units multiply with; those of tests have no words.
 MULTIPLY = {
@@ -42,60 +25,20 @@ MULTIPLY = {
 }
 
 
-_SIGNATURES: dict[str, tuple[object, list[object]]] = {
-    "version": (c_int, []),
-    "sources": (c_char_p, []),
-    "select": (c_int, [c_char_p]),
-    "selected": (c_char_p, []),
-    "tiles_from": (c_int, [c_int]),
-    "threads": (None, [c_int]),
-    "pack": (None, [c_void_p, c_int64, c_int64, c_int64, c_int32, c_void_p]),
-    "takes_words": (c_int, []),
-    "pack_words": (None, [c_void_p, c_int64, c_int64, c_int64, c_void_p]),
-    "store": (None, [POINTER(Cache), c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_int32]),
-    "linear": (None, [POINTER(Linear)]),
-    "copy": (None, [POINTER(Copy)]),
-    "attend": (None, [POINTER(Attend)]),
-    "rotate_write": (None, [POINTER(RotateWrite)]),
-    "rms_norm": (None, [c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p, c_int32]),
-    "swiglu": (None, [c_void_p, c_int64, c_int64, c_void_p, c_int32]),
-    "trunk": (None, [POINTER(Trunk)]),
-    "window_pass": (None, [POINTER(WindowPass), c_void_p]),
-    "guide": (None, [POINTER(Guide)]),
-    "filter": (None, [POINTER(Filter), c_void_p, c_int64, c_int64, c_void_p]),
-    "draw": (None, [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
-    "accept": (None, [POINTER(Accept)]),
-    "advance": (None, [POINTER(Advance), c_void_p]),
-    "race": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
-    "perturb": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
-    "choose": (None, [POINTER(Choose)]),
-    "fresh_guesses": (None, [POINTER(AdvanceChosen)]),
-    "advance_chosen": (None, [POINTER(AdvanceChosen), c_void_p]),
-    "likeliest": (
-        None,
-        [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p],
-    ),
-    "tree_step": (None, [POINTER(TreeStep), c_int32]),
-}
-
-
 class Library:
     """The loaded library: its functions as attributes, without their prefix ``lantern_``."""
 
     def __init__(self, path: Path, unit: str = "") -> None:
         try:
             loaded = ctypes.CDLL(str(path))
-        except OSError as error:
+            for name, (result, arguments) in list_functions().items():
+                function = getattr(loaded, f"lantern_{name}")
+                function.restype, function.argtypes = result, arguments
+                setattr(self, name, function)
+        except (OSError, AttributeError) as error:
             raise BackendError(f"native kernels: {path} cannot be loaded ({error})") from None
-        for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(loaded, f"lantern_{name}", None)
-            if function is None:
-                raise BackendError(f"native kernels: {path} has no lantern_{name}; delete it")
-            function.restype, function.argtypes = result, arguments
-            setattr(self, name, function)
-        self.path = path
-        if self.version() != VERSION:
-            raise BackendError(f"native kernels: {path} is of another version; delete it")
+        if self.sources().decode() != build.digest():
+            raise BackendError(f"native kernels: {path} is of other sources; delete it")
         if not self.select(unit.encode()):
             raise BackendError(
                 f"native kernels: this processor does not run {unit or 'any unit'} of {path}"
@@ -119,15 +62,11 @@ class Library:
 def _load(unit: str) -> Library:
     path = build.library()
     try:
-        loaded = Library(path, unit)
-        stale = path == build.PREBUILT and loaded.sources().decode() != build.digest()
+        return Library(path, unit)
     except BackendError:
         if path != build.PREBUILT or build.compiler() is None:
             raise
-        stale = True
-    if stale and build.compiler() is not None:  # a wheel's library, and sources that were changed
-        loaded = Library(build.build_library(build.chosen_units()), unit)
-    return loaded
+    return Library(build.build_library(build.chosen_units()), unit)
 
 
 def load() -> Library:

@@ -290,9 +290,6 @@ struct Unit {
     void (*likeliest)(const float* weights, const float* luck, int64_t rows, int64_t each, int64_t n, int64_t count,
                       int64_t* codes, float* scores);
     void (*tree_step)(const TreeStep&, int32_t part);
-    uint64_t (*read)(const void* p, size_t bytes);  // touches every byte
-    double (*multiply)(int64_t rounds);             // does rounds * lanes multiply-adds, returns a sum
-    int lanes;
     int words;  // 1 where bfloat16 weights are kept as WORDS
     void (*tiles_from)(int rows);  // set the rows from which on tiles multiply, 0: to be measured; null: no tiles
 };

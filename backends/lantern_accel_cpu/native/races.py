@@ -7,7 +7,7 @@ a plan raises Unserved.
 from __future__ import annotations
 
 from collections.abc import Callable
-from ctypes import byref
+from ctypes import Structure, byref
 from functools import partial
 
 import torch
@@ -97,7 +97,7 @@ def _drafts_of(source: NoDrafts | WindowPlan, owner: Owner) -> dict[str, int]:
 
 def describe_advance(
     plan: StepPlan, source: NoDrafts | WindowPlan, head: Guessing | None
-) -> AdvanceChosen:
+) -> Structure:
     """Describe what follows a pass where noise decides, or greedily the likeliest codes are chosen."""
     at, state, owner = plan.sizes, plan.buffers, Owner(head)
     filtered = filter_of(plan.filter, owner)

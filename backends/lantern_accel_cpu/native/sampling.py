@@ -5,7 +5,7 @@ Every function returns None for tensors or rules that it has no kernel for: thos
 
 from __future__ import annotations
 
-from ctypes import byref
+from ctypes import Structure, byref
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ def _floats(*tensors: Tensor | None) -> bool:
     )
 
 
-def filter_of(given: StepFilter, owner: Owner) -> Filter | None:
+def filter_of(given: StepFilter, owner: Owner) -> Structure | None:
     """Describe a filter whose numbers stay where they are; what is made for it is ``owner``'s."""
     numbers = [v for v in (given.temperature, given.top_p) if isinstance(v, Tensor)]
     if not _floats(*numbers):
@@ -151,7 +151,7 @@ def likeliest(
     return scores, codes
 
 
-def rule_of(rule: AcceptancePlan) -> Rule | None:
+def rule_of(rule: AcceptancePlan) -> Structure | None:
     """Describe a rule of one of the papers' kinds."""
     table, params = rule.neighbours, rule.params
     kind = KINDS.get(rule.kind)

@@ -1,110 +1,73 @@
-"""The structures of ``native.h`` as ctypes has them, read from the header itself."""
+"""The structures of ``native.h`` and the functions of ``api.cpp``, as ctypes has them."""
 
 from __future__ import annotations
 
 import re
-from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_uint8, c_void_p
-from functools import cache
+from ctypes import (
+    POINTER,
+    Structure,
+    c_char_p,
+    c_float,
+    c_int,
+    c_int32,
+    c_int64,
+    c_uint8,
+    c_void_p,
+)  # fmt: skip
 from typing import Any
 
 from lantern_accel_cpu.native.build import HERE
 
-_NUMBERS: dict[str, Any] = {
-    "float": c_float, "int32_t": c_int32, "int64_t": c_int64, "uint8_t": c_uint8,
+_KINDS: dict[str, Any] = {
+    "void": None, "int": c_int, "float": c_float, "int32_t": c_int32, "int64_t": c_int64,
+    "uint8_t": c_uint8,
 }  # fmt: skip
-#: Those that were read, by name: a structure may hold one that stands above it.
-_KNOWN: dict[str, type[Structure]] = {}
+#: The structures by name, in the header's order: one may hold another that stands above it.
+STRUCTURES: dict[str, type[Structure]] = {}
 
 
-@cache
-def _bodies() -> dict[str, str]:
-    """Return what stands between the braces of every structure, without comments."""
+def _kind_of(name: str, stars: int) -> Any:
+    """Return a type's kind: a pointer to a structure or a text, any other address as an integer."""
+    if stars == 1 and name in STRUCTURES:
+        return POINTER(STRUCTURES[name])
+    if stars:
+        return c_char_p if name == "char" else c_void_p
+    return STRUCTURES.get(name) or _KINDS[name]
+
+
+def _declared(text: str) -> list[tuple[str, Any]]:
+    """Return the name and kind of each variable of a declaration such as ``const float *a, *b``."""
+    match = re.fullmatch(r"(?:const\s+)?(\w+)\b(.*)", text.strip(), flags=re.DOTALL)
+    assert match is not None, text
+    variables = (re.sub(r"\bconst\b", "", one) for one in match[2].split(","))
+    return [(one.strip(" *\n"), _kind_of(match[1], one.count("*"))) for one in variables]
+
+
+def _read_structures() -> None:
     text = re.sub(r"//[^\n]*", "", (HERE / "native.h").read_text())
-    return dict(re.findall(r"^struct (\w+) \{(.*?)^\};", text, flags=re.MULTILINE | re.DOTALL))
+    found = re.findall(r"^struct (\w+) \{(.*?)^\};", text, flags=re.MULTILINE | re.DOTALL)
+    for name, body in found:
+        if "(" not in body:  # the others are the library's own
+            parts = filter(None, map(str.strip, body.split(";")))
+            fields = [one for part in parts for one in _declared(part)]
+            STRUCTURES[name] = type(name, (Structure,), {"_fields_": fields})
 
 
-def fields(name: str) -> list[tuple[str, Any]]:
-    """Return a structure's fields in order: numbers, structures, and addresses.
-
-    A pointer to a structure of ours is a pointer to it, any other one an integer (``data_ptr``).
-    """
-    found: list[tuple[str, Any]] = []
-    for declared in filter(None, map(str.strip, _bodies()[name].split(";"))):
-        match = re.fullmatch(r"(?:const\s+)?(\w+)\b(.*)", declared, flags=re.DOTALL)
-        assert match is not None, declared
-        kind, variables = match.groups()
-        for variable in variables.split(","):
-            last = re.search(r"(\w+)\s*$", variable)
-            assert last is not None, declared
-            stars = variable.count("*")
-            value = _KNOWN.get(kind) or _NUMBERS.get(kind)
-            if stars:
-                value = POINTER(_KNOWN[kind]) if stars == 1 and kind in _KNOWN else c_void_p
-            assert value is not None, declared
-            found.append((last[1], value))
-    return found
+def list_functions() -> dict[str, tuple[Any, list[Any]]]:
+    """Return what each function of the library returns and takes, without the prefix ``lantern_``."""
+    text = (HERE / "api.cpp").read_text()
+    found = re.findall(r"^EXPORT ([^(]*?)lantern_(\w+)\((.*?)\)", text, re.MULTILINE | re.DOTALL)
+    return {
+        name: (_declared(result)[0][1], [_declared(one)[0][1] for one in given.split(",") if one])
+        for result, name, given in found
+    }
 
 
-class Cache(Structure): ...
+def __getattr__(name: str) -> type[Structure]:
+    try:
+        return STRUCTURES[name]
+    except KeyError:
+        raise AttributeError(name) from None
 
 
-class Mask(Structure): ...
-
-
-class Linear(Structure): ...
-
-
-class Attend(Structure): ...
-
-
-class Rotary(Structure): ...
-
-
-class RotateWrite(Structure): ...
-
-
-class Block(Structure): ...
-
-
-class Trunk(Structure): ...
-
-
-class WindowPass(Structure): ...
-
-
-class Filter(Structure): ...
-
-
-class Guide(Structure): ...
-
-
-class Rule(Structure): ...
-
-
-class Accept(Structure): ...
-
-
-class Choose(Structure): ...
-
-
-class TreeStep(Structure): ...
-
-
-class Advance(Structure): ...
-
-
-class GuessHead(Structure): ...
-
-
-class AdvanceChosen(Structure): ...
-
-
-class Copy(Structure): ...
-
-
-for one in (
-    Cache, Mask, Linear, Attend, Rotary, RotateWrite, Block, Trunk, WindowPass, Filter, Guide, Rule,
-    Accept, Choose, TreeStep, Advance, GuessHead, AdvanceChosen, Copy,
-):  # fmt: skip
-    one._fields_ = fields(one.__name__)
-    _KNOWN[one.__name__] = one
+_read_structures()

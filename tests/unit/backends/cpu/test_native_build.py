@@ -125,11 +125,11 @@ def test_a_library_runs_no_unit_when_it_is_loaded(tmp_path: Path) -> None:
     """A wheel's has units that this processor lacks; the widest has all that others have, and more."""
     path = tmp_path / "wide.so"
     build.compile_library(build.wheel_units()[:1], path)
-    load = f"import ctypes; print(ctypes.CDLL({str(path)!r}).lantern_version())"
+    load = f"import ctypes; print(ctypes.CDLL({str(path)!r}).lantern_sources())"
     done = subprocess.run([sys.executable, "-c", load], capture_output=True, text=True, timeout=60)
-    assert done.stdout.strip() == str(library.VERSION), done.returncode
+    assert done.returncode == 0, done.returncode
     symbols = subprocess.run(["nm", path], capture_output=True, text=True, check=True).stdout
-    assert "lantern_version" in symbols
+    assert "lantern_sources" in symbols
     for source in ("unit", "race", "copy"):
         assert f"_GLOBAL__sub_I_{source}.cpp" not in symbols
 

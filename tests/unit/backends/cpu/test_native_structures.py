@@ -11,7 +11,7 @@ from support import native
 
 from lantern_accel_cpu.native import build, structures
 
-NAMES = sorted(structures._KNOWN)
+NAMES = sorted(structures.STRUCTURES)
 
 
 @native.needs_native
@@ -22,7 +22,7 @@ def test_sizes_and_offsets_are_the_compilers(tmp_path: Path) -> None:
     lines = ['#include "native.h"', "#include <stdio.h>", "int main() {"]
     want = []
     for name in NAMES:
-        made = structures._KNOWN[name]
+        made = structures.STRUCTURES[name]
         lines.append(f'printf("{name} %zu\\n", sizeof({name}));')
         want.append(f"{name} {ctypes.sizeof(made)}")
         for field in made._fields_:

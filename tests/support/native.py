@@ -31,7 +31,7 @@ def units() -> list[str]:
     features = build._features()
     known = build.UNITS[family]
     fit = [n for n, unit in known.items() if not unit.needs or unit.needs <= (features or set())]
-    return [name for name in fit if name != "amx" or not build.tiles_refused()]
+    return [name for name in fit if name != "amx" or not build.ask_for_tiles()]
 
 
 def unit_cases(*without: str) -> list[object]:

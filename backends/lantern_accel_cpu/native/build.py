@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
-import errno
 import hashlib
 import logging
 import os
@@ -13,7 +12,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -128,26 +127,6 @@ def _features() -> frozenset[str] | None:
     return None
 
 
-@cache
-def tiles_refused() -> str:
-    """Ask Linux for the processor's tiles (AMX); return why it gives none, empty where it does.
-
-    Linux saves tiles only of processes that asked for them (``arch_prctl``, ``ARCH_REQ_XCOMP_PERM``).
-    """
-    try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.syscall(_ARCH_PRCTL, _ASK_FOR_STATE, _TILES) == 0:
-            return ""
-        error = ctypes.get_errno()
-    except (OSError, AttributeError) as failed:
-        return str(failed)
-    if error in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
-        return "Linux gives none (it does from 5.16 on)"
-    if error == errno.ENOSPC:
-        return "a signal stack of this process is too small for them"
-    return os.strerror(error)
-
-
 def chosen_units() -> list[str]:
     """Return the units to compile for this machine: the best one, or the one that is asked for.
 
@@ -171,13 +150,32 @@ def chosen_units() -> list[str]:
     return [next(name for name in fit if name != "amx" or not refused_tiles())]
 
 
+def has_tiles() -> bool:
+    """Return whether the processor has tiles (AMX), as far as Linux says."""
+    features = _features()
+    return (
+        family() == "x86_64" and features is not None and UNITS["x86_64"]["amx"].needs <= features
+    )
+
+
+@cache
+def ask_for_tiles() -> int:
+    """Ask Linux for the processor's tiles; return its error's number, 0 where it gives them.
+
+    Linux saves tiles only of processes that asked for them (``arch_prctl``, ``ARCH_REQ_XCOMP_PERM``).
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    return ctypes.get_errno() if libc.syscall(_ARCH_PRCTL, _ASK_FOR_STATE, _TILES) else 0
+
+
 def refused_tiles() -> str:
     """Say that the kernels go without this processor's tiles, and why; empty where they do not."""
-    machine, features = family(), _features()
-    if machine != "x86_64" or features is None or not UNITS[machine]["amx"].needs <= features:
+    if not has_tiles() or not (error := ask_for_tiles()):
         return ""
-    reason = tiles_refused()
-    return f"the matrix unit (AMX) is not used: {reason}" if reason else ""
+    return (
+        "the matrix unit (AMX) is not used: Linux gives this process none "
+        f"({os.strerror(error)}); it does from 5.16 on, where signal stacks are large enough"
+    )
 
 
 def wheel_units() -> list[str]:
@@ -233,30 +231,19 @@ def build_library(units: list[str]) -> Path:
     path = target(units)
     if path.is_file():
         return path
-    with _alone(path.with_suffix(".lock")):
+    from filelock import FileLock  # it loads asyncio, and every command imports this module
+
+    with (
+        waiting("building native CPU kernels, once", _LOG, logging.WARNING),
+        contextlib.ExitStack() as held,
+    ):
+        # A file system without locks keeps nobody out; what cannot be written is reported when compiling.
+        with contextlib.suppress(OSError, NotImplementedError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(FileLock(path.with_suffix(".lock")))
         if not path.is_file():
-            with waiting("building native CPU kernels, once", _LOG, logging.WARNING):
-                compile_library(units, path)
+            compile_library(units, path)
     return path
-
-
-@contextlib.contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Keep other processes, and threads, from the block; a file system without locks keeps none."""
-    import fcntl  # on every system that `family` has units for
-
-    with contextlib.ExitStack() as held:
-        with contextlib.suppress(OSError):  # what cannot be written is reported when compiling
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            file = held.enter_context(lock.open("ab"))
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                _LOG.warning("waiting for another process, which builds native CPU kernels")
-                fcntl.flock(file, fcntl.LOCK_EX)
-            # A child that another thread forks meanwhile has the file too, and would keep the lock.
-            held.callback(fcntl.flock, file, fcntl.LOCK_UN)
-        yield
 
 
 def compile_library(units: list[str], path: Path) -> None:
@@ -295,29 +282,24 @@ def compile_library(units: list[str], path: Path) -> None:
 
 def _run(calls: list[list[str]]) -> None:
     """Run compilers side by side; raises BackendError with the first error."""
-    running = [
-        subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for call in calls
-    ]
-    failed = ""
-    for process in running:
-        try:
-            errors = process.communicate(timeout=PATIENCE)[1]
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            errors = f"error: nothing within {PATIENCE} seconds"
-        except BaseException:  # an interrupt leaves no compiler behind
-            for one in running:
-                one.kill()
-            raise
-        if process.returncode and not failed:
-            lines = [line.strip() for line in errors.splitlines() if line.strip()]
-            failed = next((line for line in lines if "error" in line), (lines or ["no output"])[-1])
+    with ThreadPoolExecutor(len(calls)) as threads:
+        running = [threads.submit(_run_compiler, call) for call in calls]
+    failed = next(filter(None, (one.result() for one in running)), "")
     if failed:
         raise BackendError(
             f"native kernels do not compile with {calls[0][0]}: {failed}; try another compiler with CXX"
         )
+
+
+def _run_compiler(call: list[str]) -> str:
+    """Run a compiler; return its first error, empty where it has none."""
+    try:
+        done = subprocess.run(call, capture_output=True, text=True, timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        return f"nothing within {PATIENCE} seconds"
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    said = next((line for line in lines if "error" in line), (lines or ["no output"])[-1])
+    return said if done.returncode else ""
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from types import FrameType
+from types import FrameType, SimpleNamespace
 
 import pytest
 import torch
@@ -165,37 +165,25 @@ def test_a_kernel_that_refuses_is_named_and_the_next_unit_serves(
     monkeypatch.setattr(build, "_features", lambda: known["amx"].needs)
     monkeypatch.setattr(build, "PREBUILT", build.HERE / "none.so")
     monkeypatch.setattr(build, "target", lambda units: build.HERE / "build.py")  # it is there
-    for refused, unit in (("", "amx"), ("Operation not permitted", "avx512bf16")):
-        monkeypatch.setattr(build, "tiles_refused", lambda refused=refused: refused)
+    for error, unit in ((0, "amx"), (errno.EPERM, "avx512bf16")):
+        monkeypatch.setattr(build, "ask_for_tiles", lambda error=error: error)
         assert build.chosen_units() == [unit]
         told = library.describe()
-        assert f"({unit}: " in told and told.endswith(
-            f"is not used: {refused})" if refused else "int8)"
-        )
+        assert f"({unit}: " in told
+        assert (os.strerror(errno.EPERM) in told) == bool(error)
     monkeypatch.setattr(build, "_features", lambda: known["avx2"].needs)
     assert build.chosen_units() == ["avx2"] and not build.refused_tiles(), "none to refuse"
 
 
-def test_linux_is_asked_and_its_answer_put_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Libc:
-        def __init__(self, *_: object, **__: object) -> None:
-            pass
-
-        def syscall(self, *_: int) -> int:
-            return -1
-
-    build.tiles_refused.cache_clear()
-    monkeypatch.setattr("ctypes.CDLL", Libc)
-    try:
-        for error, said in (
-            (errno.EPERM, os.strerror(errno.EPERM)),
-            (errno.ENOSPC, "signal stack"),
-        ):
-            monkeypatch.setattr("ctypes.get_errno", lambda error=error: error)
-            build.tiles_refused.cache_clear()
-            assert said in build.tiles_refused()
-    finally:
-        build.tiles_refused.cache_clear()
+def test_linux_is_asked_and_its_error_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, ...]] = []
+    libc = SimpleNamespace(syscall=lambda *call: asked.append(call) or -len(asked))
+    monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: libc)
+    monkeypatch.setattr("ctypes.get_errno", lambda: errno.ENOSPC)
+    assert build.ask_for_tiles.__wrapped__() == errno.ENOSPC
+    assert asked == [(158, 0x1023, 18)]
+    libc.syscall = lambda *call: 0
+    assert build.ask_for_tiles.__wrapped__() == 0
 
 
 @pytest.mark.long

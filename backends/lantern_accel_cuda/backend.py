@@ -129,11 +129,11 @@ class DeviceBackend(Backend):
         def elsewhere(names: list[str], settled: Callable[[str], bool]) -> None:
             free = torch.cuda.mem_get_info(self.device)[0]
             count = 0 if self._card.exclusive() else first_use.processes(free)
-            if count and (path := made.path) is not None:
-                start = partial(
-                    first_use.start, self.device.index or 0, folder=path.parent, program=PROGRAM
+            if count and (path := made.kept.path) is not None:
+                check = partial(
+                    first_use.check, self.device.index or 0, folder=path.parent, program=PROGRAM
                 )
-                first_use.run(names, settled, count, start, path.with_suffix(".checking"))
+                first_use.run(names, settled, count, check, path.with_suffix(".checking"))
 
         ready = partial(trivial.run, self.device)
         checks = agreement.checks_of(self.site)
@@ -474,13 +474,11 @@ class DeviceBackend(Backend):
         """Return what is kept of this GPU's kernels, in lines: their checks, and products' times."""
         if not (self.options.fused and isinstance(self.trust, Trust)):
             return []
-        from lantern_accel_cuda import choosing
-
-        checks = self.trust.list_verdicts()
+        checks = self.trust.kept.read()
         out = [f"{name} ({said})" for name, said in sorted(checks.items()) if said != PASSED]
         head = f"kernels: {len(checks) - len(out)} agree, left out: {', '.join(out) or 'none'}"
-        products = self.choices.list_times()
-        return [head, *choosing.lines(products)] if checks else []
+        products = [f"ms of {name}: {times}" for name, times in self.choices.kept.read().items()]
+        return [head, *products] if checks else []
 
     def compute_dtypes(self) -> tuple[torch.dtype, ...]:
         """bfloat16 first from Ampere on; older GPUs only emulate it, so float16 there."""

@@ -7,10 +7,7 @@ kept in the cache folder, for the same card, driver, torch, Triton and source as
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import hashlib
-import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
@@ -26,10 +23,9 @@ from lantern_accel.errors import (
     DeviceMemoryError,
     NotCapturableError,
 )
-from lantern_accel.files import persistent_dir, read_record, write_record
 from lantern_accel_cuda.faults import by_kernel, explained, is_lost
 from lantern_accel_cuda.handles import event
-from lantern_accel_cuda.trust import alone
+from lantern_accel_cuda.trust import Kept
 
 if TYPE_CHECKING:
     from lantern_accel_cuda.agreement import Site
@@ -59,10 +55,7 @@ class Choices:
     """
 
     def __init__(self, key: Mapping[str, str], measure: Measure, exact: bool = False) -> None:
-        whole = {**key, "preset": "exact"} if exact else dict(key)
-        digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
-        folder = persistent_dir("kernels")
-        self.path = None if folder is None else folder / f"{digest}.products.json"
+        self.kept = Kept({**key, "preset": "exact"} if exact else key, "products")
         self._measure, self._exact = measure, exact
         self._known: dict[str, dict[int, int | None]] = {}
 
@@ -81,19 +74,19 @@ class Choices:
     def _choose(
         self, name: str, stage: str, outputs: int, inputs: int, dtype: torch.dtype
     ) -> dict[int, int | None]:
-        if (times := self.list_times().get(name)) is None:
+        if (times := self.kept.read().get(name)) is None:
             try:
                 times = self._measure(stage, outputs, inputs, dtype)
             except (NotCapturableError, DeviceMemoryError):
                 return dict.fromkeys(ROWS, 0)  # what is not measured is not kept
             except DeviceLostError as error:
                 if by_kernel(error):
-                    self._keep(name, {str(most): {TORCH: 0.0} for most in ROWS})
+                    self.kept.keep(name, {str(most): {TORCH: 0.0} for most in ROWS})
                     raise DeviceLostError(
                         f"{error}; start again: torch's product serves {name!r} from now on"
                     ) from error
                 raise
-            self._keep(name, times)
+            self.kept.keep(name, times)
         if self._exact and any(TORCH in by for by in times.values()):
             raise BackendError(
                 f"preset=exact needs the kernel of {name!r}, which differs from torch's product on this "
@@ -101,40 +94,6 @@ class Choices:
             )
         best = {most: min(times[str(most)], key=times[str(most)].__getitem__) for most in ROWS}
         return {most: None if one == TORCH else int(one) for most, one in best.items()}
-
-    def list_times(self) -> dict[str, Times]:
-        """Return the times that are kept, by product."""
-        found = None if self.path is None else read_record(self.path)
-        products = (found or {}).get("products")
-        return dict(products) if isinstance(products, dict) else {}
-
-    def _keep(self, name: str, times: Times) -> None:
-        if self.path is not None:
-            with contextlib.suppress(OSError), alone(self.path.with_suffix(".lock")):
-                write_record(self.path, {"products": {**self.list_times(), name: times}})
-
-
-def lines(products: Mapping[str, Times]) -> list[str]:
-    """Return a line a product: what serves each class of rows, in ms and GB/s, and the others' ms."""
-    found = []
-    for name, times in products.items():
-        outputs, inputs = (int(n) for n in name.split()[1].split("x"))
-        parts = []
-        for most, by in times.items():
-            (best, ms), *others = sorted(by.items(), key=lambda one: one[1])
-            if not ms:
-                continue
-            rest = ", ".join(f"{_describe_choice(one)} {other:.4f} ms" for one, other in others)
-            speed = f"{2 * outputs * inputs / ms / 1e6:.0f} GB/s"
-            parts.append(
-                f"up to {most} rows {_describe_choice(best)}, {ms:.4f} ms, {speed} ({rest})"
-            )
-        found.append(f"{name}: {'; '.join(parts) or 'a Triton kernel, not timed'}")
-    return found
-
-
-def _describe_choice(choice: str) -> str:
-    return choice if choice == TORCH else f"shape {choice}"
 
 
 def time_stage(

@@ -5,9 +5,9 @@ kept in the cache folder for this card, driver, torch, Triton and source: it agr
 be compiled, or broke the GPU. One that did not agree is named in one line and left out, others stay.
 What the machine lacks, such as a compiler, is said once for all kernels and kept nowhere.
 
-A note lies in the cache while a check runs. Where it is found and its process is gone, the kernel took
-that process with it, or somebody killed it: the check runs once more. A second time it is left out, and
-tried again a day later.
+A note lies in the cache while a check runs, and others that want the kernel wait. Where a note is found
+then, its process has ended: the kernel took that process with it, or somebody killed it. The check runs
+once more. A second time the kernel is left out, and tried again a day later.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
-import socket
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 
@@ -36,6 +35,28 @@ PASSED = "agrees with the reference"
 #: Checks that may end with their process before the kernel is left out, and for how many seconds it is.
 TRIES, LEFT_OUT = 2, 86400.0
 _LOG = logging.getLogger("lantern_accel")
+
+
+class Kept:
+    """What is kept by name for one card, driver, torch, Triton and source; ``key`` says for which.
+
+    ``folder``: None takes the cache's, and where there is none nothing is kept.
+    """
+
+    def __init__(self, key: Mapping[str, str], kind: str, folder: Path | None = None) -> None:
+        digest = hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()[:16]
+        folder = folder or persistent_dir("kernels")
+        self.path = None if folder is None else folder / f"{digest}.{kind}.json"
+
+    def read(self) -> dict[str, Any]:
+        """Return what is kept, by name."""
+        return {} if self.path is None else read_record(self.path) or {}
+
+    def keep(self, name: str, value: object) -> None:
+        """Keep a value under a name, where the folder can be written."""
+        if self.path is not None:
+            with contextlib.suppress(OSError), alone(self.path.with_suffix(".lock")):
+                write_record(self.path, {**self.read(), name: value})
 
 
 class Trust:
@@ -57,9 +78,7 @@ class Trust:
     ) -> None:
         self._checks, self._ready = checks, ready
         self._together, self._elsewhere = together, elsewhere
-        digest = hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()[:16]
-        folder = folder or persistent_dir("kernels")
-        self.path = None if folder is None else folder / f"{digest}.json"
+        self.kept = Kept(key, "checks", folder)
         self._known: dict[str, bool] = {}
         self._passing: dict[str, str] = {}
         self._able: bool | None = None
@@ -82,31 +101,26 @@ class Trust:
         return self._known[kernel]
 
     def known_verdict(self, kernel: str) -> str:
-        """Return what is kept of a kernel, or why it is not checked now; "" where it is to be checked."""
-        return self.list_verdicts().get(kernel) or self._find_unfinished(kernel)
+        """Return what a kernel's check said; "" where it is to be checked."""
+        return str(self.kept.read().get(kernel) or self._passing.get(kernel, ""))
 
     def check_here(self, kernels: Sequence[str]) -> None:
         """Check the kernels without a verdict, in this process."""
         for kernel in kernels:
-            if self._able is not False and not (
-                self.known_verdict(kernel) or kernel in self._passing
-            ):
+            if self._able is not False and not self.known_verdict(kernel):
                 self._check_kernel(kernel)
 
     def _get_verdict(self, kernel: str) -> str:
         """Return what is known of a kernel; it is checked first where that is nothing."""
-        if not (said := self.known_verdict(kernel) or self._passing.get(kernel, "")):
+        if not self.known_verdict(kernel):
             new = [one for one in self._together(kernel) if not self.known_verdict(one)]
-            names = list(dict.fromkeys([kernel, *(one for one in new if one not in self._passing)]))
-            what = (
-                f"{len(names)} of the GPU's kernels" if len(names) > 1 else f"the kernel {kernel!r}"
-            )
-            with waiting(f"checking {what} on this card, once", _LOG, logging.WARNING):
+            names = list(dict.fromkeys([kernel, *new]))
+            what = f"checking {len(names)} of the GPU's kernels on this card, once"
+            with waiting(what, _LOG, logging.WARNING):
                 if len(names) > 1:
                     self._elsewhere(names, lambda one: bool(self.known_verdict(one)))
                 self.check_here(names)
-            said = self._passing.get(kernel) or self.known_verdict(kernel)
-        return said
+        return self.known_verdict(kernel)
 
     def _is_able(self) -> bool:
         """Return whether Triton works here; where not, say once what it lacks."""
@@ -146,40 +160,55 @@ class Trust:
             stacklevel=5,
         )
 
-    def list_verdicts(self) -> dict[str, str]:
-        """Return what is kept of kernels, by the names of their checks."""
-        found = None if self.path is None else read_record(self.path)
-        kernels = (found or {}).get("kernels")
-        return kernels if isinstance(kernels, dict) else {}
-
-    def _keep(self, kernel: str, said: str) -> None:
-        if self.path is not None:
-            with contextlib.suppress(OSError), alone(self.path.with_suffix(".lock")):
-                write_record(self.path, {"kernels": {**self.list_verdicts(), kernel: said}})
-
     def _check_kernel(self, kernel: str) -> None:
-        """Check a kernel, and keep what it did."""
-        with self._mark_running(kernel):
+        """Check a kernel where no other process has, and keep what it did."""
+        with self._noted(kernel) as unfinished:
+            if unfinished:
+                self._passing[kernel] = unfinished
+            elif not self.known_verdict(kernel):
+                try:
+                    self._run_ready()
+                    self._checks[kernel]()
+                except DeviceLostError:
+                    raise
+                except Exception as error:
+                    self._record_failure(kernel, error)
+                else:
+                    self._passing[kernel] = PASSED
+                    self.kept.keep(kernel, PASSED)
+
+    @contextlib.contextmanager
+    def _noted(self, kernel: str) -> Iterator[str]:
+        """Note that a check runs, while others wait; say why it may not run, if it may not."""
+        if self.kept.path is None:
+            yield ""
+            return
+        note = self.kept.path.with_suffix(f".{kernel}.running")
+        with alone(note.with_suffix(".lock")):
+            tries = 0
+            with contextlib.suppress(OSError, ValueError):
+                recent = time.time() - note.stat().st_mtime < LEFT_OUT
+                tries = int(note.read_text(encoding="utf-8")) if recent else 0
+            if tries >= TRIES:
+                yield f"its check ended {tries} processes that ran it; it is tried again in a day"
+                return
+            with contextlib.suppress(OSError):
+                note.write_text(str(tries + 1), encoding="utf-8")
             try:
-                self._run_ready()
-                self._checks[kernel]()
-            except DeviceLostError:
-                raise
-            except Exception as error:
-                self._record_failure(kernel, error)
-            else:
-                self._passing[kernel] = PASSED
-                self._keep(kernel, PASSED)
+                yield ""
+            finally:
+                with contextlib.suppress(OSError):
+                    note.unlink(missing_ok=True)
 
     def _record_failure(self, kernel: str, error: Exception) -> None:
         from lantern_accel_cuda import faults
 
         lost, by_kernel = faults.is_lost(error), faults.by_kernel(error)
         if by_kernel:
-            self._keep(kernel, _line(error))
+            self.kept.keep(kernel, _line(error))
         if lost:
             again = "start again, and if it happens again give --option preset=safe"
-            if by_kernel and self.list_verdicts().get(kernel):
+            if by_kernel and kernel in self.kept.read():
                 again = f"start again: the kernel {kernel!r} is left out from now on"
             raise DeviceLostError(
                 f"the GPU stopped working while its kernel {kernel!r} was checked ({_line(error)}); "
@@ -189,72 +218,19 @@ class Trust:
             self._lacks(error)
         self._passing[kernel] = _line(error)
 
-    # --- checks that take their process with them ----------------------------------------------
-
-    def _note(self, kernel: str) -> Path | None:
-        return None if self.path is None else self.path.with_suffix(f".{kernel}.running")
-
-    @contextlib.contextmanager
-    def _mark_running(self, kernel: str) -> Iterator[None]:
-        note = self._note(kernel)
-        if note is not None:
-            tries = self._tries(kernel) + 1
-            with contextlib.suppress(OSError):
-                note.parent.mkdir(parents=True, exist_ok=True)
-                note.write_text(f"{socket.gethostname()} {os.getpid()} {tries}", encoding="utf-8")
-        try:
-            yield
-        finally:
-            if note is not None:
-                with contextlib.suppress(OSError):
-                    note.unlink(missing_ok=True)
-
-    def _tries(self, kernel: str) -> int:
-        """Return how many checks ended with their process; 0 too while one is under way elsewhere."""
-        note = self._note(kernel)
-        try:
-            host, pid, tries = ("" if note is None else note.read_text(encoding="utf-8")).split()
-            number, count = int(pid), int(tries)
-        except (OSError, ValueError):
-            return 0
-        elsewhere = host != socket.gethostname() or number == os.getpid() or _runs(number)
-        return 0 if elsewhere else count
-
-    def _find_unfinished(self, kernel: str) -> str:
-        """Say that earlier checks ended with their processes; "" where the check may run."""
-        note = self._note(kernel)
-        if note is None or self._tries(kernel) < TRIES:
-            return ""
-        try:
-            since = time.time() - note.stat().st_mtime
-        except OSError:
-            return ""
-        if since > LEFT_OUT:
-            return ""
-        return f"its check ended the process that ran it {TRIES} times; it is tried again in a day"
-
 
 @contextlib.contextmanager
 def alone(path: Path) -> Iterator[None]:
     """Keep other processes, and threads, from the block; a file system without locks keeps none."""
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError, NotImplementedError):
+            path.parent.mkdir(parents=True, exist_ok=True)
             held.enter_context(FileLock(path))
         yield
 
 
 def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def source_digest() -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lantern_accel.errors import BackendError, DeviceLostError
 from lantern_accel_cuda import choosing
-from lantern_accel_cuda.choosing import Choices, Times, lines
+from lantern_accel_cuda.choosing import Choices, Times
 
 BF16 = torch.bfloat16
 TIMES: Times = {
@@ -43,10 +43,7 @@ def test_each_class_of_rows_has_what_was_fastest_and_the_times_are_kept(cache: P
         assert chosen == [0, 0, 0, 1, 1, None, None]
     assert asked == ["gate"]
     kept = {"gate 5120x1280 bfloat16": TIMES}
-    assert choices.list_times() == kept
-    (line,) = lines(kept)
-    assert "up to 16 rows shape 0, 0.0100 ms, 1311 GB/s" in line
-    assert "up to 64 rows torch, 0.0200 ms" in line
+    assert choices.kept.read() == kept
 
 
 class Kernels:
@@ -92,12 +89,11 @@ def test_a_shape_that_writes_something_else_is_not_timed(
 ) -> None:
     backend, double, _ = opened(monkeypatch, lambda *written: written[wrong].mul_(1.1))
     backend.shape_of("rotate", WEIGHT, 2)
-    (times,) = backend.choices.list_times().values()
+    (times,) = backend.choices.kept.read().values()
     assert [set(by) for by in times.values()] == [{"torch", "0"}] * 3
     assert double.done.count("capture_end") == 6
     # What the recordings held is given back once.
     assert double.done.count("empty_cache") == 1 and not backend.counters()["graph_bytes_kept"]
-    assert any("up to 16 rows" in one for one in lines(backend.choices.list_times()))
 
 
 @compiles
@@ -109,7 +105,7 @@ def test_a_shape_that_cannot_be_compiled_is_not_timed(monkeypatch: pytest.Monkey
 
     backend, _, _ = opened(monkeypatch, refused)
     assert backend.shape_of("rotate", WEIGHT, 2) is not None
-    (times,) = backend.choices.list_times().values()
+    (times,) = backend.choices.kept.read().values()
     assert all(set(by) == {"torch", "0"} for by in times.values())
 
 
@@ -121,7 +117,7 @@ def test_a_recording_that_dies_goes_through_the_recorder_s_clean_up(
     double.refuses = "capture_end"
     assert [backend.shape_of("rotate", WEIGHT, rows) for rows in (2, 32, 64)] == [0, 0, 0]
     assert not backend.support("capture") and double.poisoned
-    assert "empty_cache" not in double.done and backend.choices.list_times() == {}
+    assert "empty_cache" not in double.done and backend.choices.kept.read() == {}
     backend.close()
 
 
@@ -139,7 +135,7 @@ def test_a_shape_that_loses_the_gpu_is_not_measured_again(monkeypatch: pytest.Mo
         backend.shape_of("gate", WEIGHT, 2)
     later, _, kernels = opened(monkeypatch, lose)
     assert later.shape_of("rotate", WEIGHT, 2) is None and kernels.shapes == []
-    assert [*later.choices.list_times()] == ["rotate 384x32 bfloat16"]
+    assert [*later.choices.kept.read()] == ["rotate 384x32 bfloat16"]
 
 
 @compiles
@@ -157,7 +153,7 @@ def test_exact_times_nothing_and_serves_all_rows_in_one_shape(
         else:
             assert [backend.shape_of("rotate", WEIGHT, n) for n in (1, 2, 17, 33, 64)] == [0] * 5
             assert 1 not in kernels.shapes and "capture_end" not in " ".join(double.done)
-            backend.choices.path.unlink()
+            backend.choices.kept.path.unlink()
 
 
 @compiles

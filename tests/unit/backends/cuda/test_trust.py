@@ -17,7 +17,6 @@ from support.cuda_double import doubled_backend
 from support.interpreter import compiles
 
 from lantern_accel.errors import DeviceLostError
-from lantern_accel.files import write_record
 from lantern_accel.testing.result import Failed
 from lantern_accel_cuda import agreement, trust
 from lantern_accel_cuda.trust import Trust
@@ -209,24 +208,29 @@ def test_a_folder_that_cannot_be_written_costs_a_check_and_no_request(
     assert Trust(KEY, checks())("right")
 
 
-def test_two_that_check_at_once_both_go_on(tmp_path: Path, lines: list[str]) -> None:
-    meet = threading.Barrier(2, timeout=30)
+def test_of_two_that_check_at_once_one_waits_for_the_other_s_verdict(
+    tmp_path: Path, lines: list[str]
+) -> None:
+    started, ends = threading.Event(), threading.Event()
+    ran: list[str] = []
     found: list[bool] = []
 
     def check() -> None:
-        meet.wait()
+        ran.append("check")
+        started.set()
+        ends.wait(30)
 
     def process() -> None:
         found.append(Trust(KEY, {"right": check}, tmp_path)("right"))
 
     threads = [threading.Thread(target=process) for _ in range(2)]
-    for one in threads:
-        one.start()
+    threads[0].start()
+    assert started.wait(30)
+    threads[1].start()
+    ends.set()
     for one in threads:
         one.join(60)
-    assert found == [True, True]
-    assert Trust(KEY, {"right": pytest.fail}, tmp_path)("right")  # type: ignore[dict-item]
-    assert lines == []
+    assert (found, ran, lines) == ([True, True], ["check"], [])
 
 
 DIES = """
@@ -258,20 +262,19 @@ def test_a_kernel_that_took_two_processes_with_it_is_left_out_for_a_day(
     note.write_text(once)
     die()
     assert not serves(lambda: pytest.fail("it ran again"))
-    assert "its check ended the process that ran it 2 times" in lines[0]
+    assert "its check ended 2 processes" in lines[0]
     os.utime(note, (0, 0))
     assert serves() and not note.exists()
 
 
-def test_a_check_under_way_elsewhere_is_no_fault(tmp_path: Path) -> None:
+def test_a_note_that_says_no_number_is_no_fault(tmp_path: Path) -> None:
     checks = Checks()
-    trust = Trust(KEY, checks(), tmp_path)
-    note = trust._note("right")
-    assert note is not None
-    for said in (f"{os.uname().nodename} {os.getppid()} 2", "elsewhere 1 2", "nonsense", ""):
-        note.write_text(said)
-        assert Trust({**KEY, "n": said}, checks(), tmp_path)("right")
-        assert Trust(KEY, checks(), tmp_path)._find_unfinished("right") == ""
+    first = Trust(KEY, checks(), tmp_path)
+    assert first.kept.path is not None
+    for said in ("nonsense", ""):
+        first.kept.path.with_suffix(".right.running").write_text(said)
+        first.kept.path.unlink(missing_ok=True)
+        assert Trust(KEY, checks(), tmp_path)("right")
 
 
 @compiles
@@ -317,11 +320,11 @@ def test_what_is_kept_is_among_the_readings(
     backend, _ = doubled_backend(monkeypatch, trusted=False, preset="fast")
     assert backend.facts().readings == ()
     checks = {"guide": trust.PASSED, "few in bfloat16": "Failed: off by 0.3"}
-    write_record(backend.trust.path, {"kernels": checks})
+    for name, said in checks.items():
+        backend.trust.kept.keep(name, said)
     times = {"16": {"0": 0.010, "torch": 0.020}}
-    write_record(backend.choices.path, {"products": {"gate 5120x1280 bfloat16": times}})
-    said = backend.facts().readings
-    assert said[0] == "kernels: 1 agree, left out: few in bfloat16 (Failed: off by 0.3)"
-    assert said[1].startswith(
-        "gate 5120x1280 bfloat16: up to 16 rows shape 0, 0.0100 ms, 1311 GB/s"
+    backend.choices.kept.keep("gate 5120x1280 bfloat16", times)
+    assert backend.facts().readings == (
+        "kernels: 1 agree, left out: few in bfloat16 (Failed: off by 0.3)",
+        f"ms of gate 5120x1280 bfloat16: {times}",
     )

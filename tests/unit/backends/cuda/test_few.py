@@ -134,7 +134,7 @@ def test_exact_gives_a_node_the_same_bits_in_steps_of_any_length(
     classes: set[int | None], lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks and head, as a step has them; with torch's product for some rows they differ."""
-    from lantern_accel_cuda import choosing
+    from lantern_accel_cuda import choosing, trust
     from lantern_accel_cuda.kernels import few
 
     def choice(site: Any, recorder: Any, timed: bool, *product: Any) -> choosing.Times:
@@ -148,7 +148,7 @@ def test_exact_gives_a_node_the_same_bits_in_steps_of_any_length(
 
     monkeypatch.setattr(few, "DTYPES", (torch.float32,))
     monkeypatch.setattr(choosing, "time_stage", choice)
-    monkeypatch.setattr(choosing, "persistent_dir", lambda name: None)
+    monkeypatch.setattr(trust, "persistent_dir", lambda name: None)
     backend, _ = doubled_backend(monkeypatch, preset="exact" if classes == {0} else "fast")
     vars(backend).pop("choices")
     dim, heads = 32, 2

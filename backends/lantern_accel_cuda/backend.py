@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -51,13 +51,26 @@ from lantern_accel_cuda.options import (
     TENSOR_CORES,
     Options,
     check_name,
+    has_triton,
 )
 from lantern_accel_cuda.settings import Pinned
 from lantern_accel_cuda.trust import PASSED, Trust, source_digest
 
-if TYPE_CHECKING:
+if has_triton():
+    from lantern_accel_cuda import agreement, choosing, first_use, layers, steps
     from lantern_accel_cuda.agreement import Site
     from lantern_accel_cuda.choosing import Choices
+    from lantern_accel_cuda.kernels import (
+        accept,
+        few,
+        fused,
+        race,
+        rounded,
+        sampling,
+        tiles,
+        tree_attention,
+        trivial,
+    )
     from lantern_accel_cuda.kernels.rounded import Columns
 
 #: What a process of the checks of first use runs.
@@ -83,8 +96,6 @@ class DeviceBackend(Backend):
     @property
     def site(self) -> Site:
         """Where this backend's kernels run."""
-        from lantern_accel_cuda.agreement import Site
-
         return Site(self.device, self._cores, self.compute_dtypes(), self.index)
 
     def uses(
@@ -123,8 +134,6 @@ class DeviceBackend(Backend):
 
     def trusting(self, folder: Path | None = None) -> Trust:
         """Return what is known of this GPU's kernels, kept in ``folder``; None: the cache's."""
-        from lantern_accel_cuda import agreement, first_use
-        from lantern_accel_cuda.kernels import trivial
 
         def elsewhere(names: list[str], settled: Callable[[str], bool]) -> None:
             free = torch.cuda.mem_get_info(self.device)[0]
@@ -142,8 +151,6 @@ class DeviceBackend(Backend):
 
     def together(self, check: str) -> list[str]:
         """Return the checks that run with one: all that a plain step of any model asks for."""
-        from lantern_accel_cuda.kernels import few
-
         name, _, dtype = check.partition(" in ")
         if name not in EVERY_STEP:
             return [check]
@@ -179,19 +186,15 @@ class DeviceBackend(Backend):
     @cached_property
     def choices(self) -> Choices:
         """What serves each product of few rows here."""
-        from lantern_accel_cuda.choosing import Choices, time_stage
-
         exact = self.options.preset == "exact"
         return Choices(
-            self._key(), partial(time_stage, self.site, self._recorder, not exact), exact
+            self._key(), partial(choosing.time_stage, self.site, self._recorder, not exact), exact
         )
 
     def serves_few(self, x: Tensor) -> bool:
         """Return whether the kernels of few rows serve ``x [R, T, D]``, with those between them."""
         if not self.options.fused:
             return False
-        from lantern_accel_cuda.kernels import few
-
         if x.dtype not in few.DTYPES or x.shape[0] * x.shape[1] > few.MOST_ROWS or x.shape[2] % 16:
             return False
         needed = ("few", "attend", "rms_norm", "swiglu", "rotate_write")
@@ -236,8 +239,6 @@ class DeviceBackend(Backend):
         """Put codes in the Triton kernel's order; activations stay as they are for a copy's too."""
         if not isinstance(weight, Rounded) or not self.uses("rounded"):
             return super().pack(weight, form, drafts)
-        from lantern_accel_cuda.kernels import rounded
-
         return rounded.Columns.of(weight)
 
     def linear(
@@ -252,16 +253,12 @@ class DeviceBackend(Backend):
             return super().linear(x, weight, bias, sums)
         flat = x.reshape(-1, x.shape[-1])
         if bias is None and weight.is_contiguous() and self.serves_few(flat.unsqueeze(0)):
-            from lantern_accel_cuda import layers
-
             return layers.sums(x, weight, self.shape_of("sums", weight, len(flat)), self._cores)
         out = torch.mm(flat, weight.t(), out_dtype=torch.float32).view(*x.shape[:-1], -1)
         return out if bias is None else out + bias
 
     def _by_codes(self, x: Tensor, weight: Columns, bias: Tensor | None, sums: bool) -> Tensor:
         """Multiply by what :meth:`pack` made of codes: few rows by one kernel, tens by another."""
-        from lantern_accel_cuda.kernels import rounded, tiles
-
         many = rounded.ROWS < x.numel() // x.shape[-1] <= rounded.MOST_ROWS
         tiled = many and x.dtype in tiles.DTYPES and self.uses("tiles", x.dtype)
         return rounded.multiply(x, weight, bias, self._cores, sums, tiled)
@@ -296,8 +293,6 @@ class DeviceBackend(Backend):
         """Attention of ``q [R, T, H, d]`` over a layer's first L slots under ``mask [R, 1, T, L]``."""
         k, v = kv.by_head(layer, mask.shape[-1])
         if mask.dtype == torch.int8:
-            from lantern_accel_cuda.kernels import tree_attention
-
             return tree_attention.attend(q, k, v, mask, self._cores)
         return attention.sdpa(q, k, v, mask)
 
@@ -310,8 +305,6 @@ class DeviceBackend(Backend):
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Normalise in float32, return to the dtype of ``x``, then scale."""
         if self.uses("rms_norm", x.dtype):
-            from lantern_accel_cuda.kernels import fused
-
             return fused.rms_norm(x, weight, eps)
         return super().rms_norm(x, weight, eps)
 
@@ -324,8 +317,6 @@ class DeviceBackend(Backend):
     ) -> Tensor:
         """Rotate q and k, store k and v of a layer, return q."""
         if isinstance(rotary, tuple) and self.uses("rotate_write", qkv.dtype):
-            from lantern_accel_cuda.kernels import fused
-
             return fused.rotate_write(qkv, rotary, kv, layer, address)
         return super().rotate_write(qkv, rotary, kv, layer, address)
 
@@ -340,15 +331,11 @@ class DeviceBackend(Backend):
         """Run a stack of blocks: on few rows in five kernels a layer."""
         out = None
         if self.serves_few(x):
-            from lantern_accel_cuda import layers
-
             out = layers.run(self, self._cores, blocks, x, at, taps, norm)
         return out if out is not None else super().trunk(blocks, x, at, taps, norm)
 
     def fused_step(self, plan: StepPlan) -> FusedStep | Refused:
         """Do a whole step of a plain model, or what follows its pass: without drafts, or in windows."""
-        from lantern_accel_cuda import steps
-
         # Asked in this order: a plan without a kernel checks none.
         if not self.options.fused:
             return Refused("the option fused=off")
@@ -368,8 +355,6 @@ class DeviceBackend(Backend):
     def swiglu(self, x: Tensor) -> Tensor:
         """``silu(gate) * up`` of ``x = [gate; up]``, ``[..., 2F]``."""
         if self.uses("swiglu", x.dtype):
-            from lantern_accel_cuda.kernels import fused
-
             return fused.swiglu(x)
         return super().swiglu(x)
 
@@ -383,8 +368,6 @@ class DeviceBackend(Backend):
     ) -> Tensor:
         """Return guided logits ``[B, T, V]`` from float32 rows ``[R, T, V]``, in one kernel."""
         if self.uses("guide"):
-            from lantern_accel_cuda.kernels import sampling
-
             found = sampling.guide(logits, token, scale, image_scale, penalties)
             if found is not None:
                 return found
@@ -397,8 +380,6 @@ class DeviceBackend(Backend):
     def filter(self, logits: Tensor, given: Filter, tables: object | None = None) -> Tensor:
         """Return the float32 probabilities ``[..., V]`` that a filter makes of logits; no sort."""
         if self.uses("filter"):
-            from lantern_accel_cuda.kernels import sampling
-
             found = sampling.filter(logits, given)
             if found is not None:
                 return found
@@ -407,8 +388,6 @@ class DeviceBackend(Backend):
     def sample(self, weights: Tensor, uniforms: Tensor, sums: Tensor | None = None) -> Tensor:
         """Draw by inverse CDF, codes of the shape of ``uniforms`` from weights ``[..., V]``."""
         if self.uses("draw"):
-            from lantern_accel_cuda.kernels import sampling
-
             alone = uniforms.dim() < weights.dim()
             found = sampling.sample_codes(
                 weights, uniforms.unsqueeze(-1) if alone else uniforms, self.index
@@ -422,8 +401,6 @@ class DeviceBackend(Backend):
     ) -> Tensor:
         """Draw codes ``[B, T]`` or ``[B, T, count]`` by position-keyed noise, in two kernels."""
         if self.uses("race"):
-            from lantern_accel_cuda.kernels import race
-
             found = race.race(weights, keys, positions, count or 1, self.index)
             if found is not None:
                 return found.squeeze(-1) if count is None else found
@@ -442,8 +419,6 @@ class DeviceBackend(Backend):
         """Filter a tree's rows and walk down it in two kernels; None where they do not serve it."""
         if not self.options.fused or rule.residual not in RESIDUALS or rule.budget is not None:
             return None
-        from lantern_accel_cuda.kernels import accept
-
         known = rule.kind in accept.KINDS and self.uses("accept", rule=rule)
         if not (known and self.uses("filter")):
             return None
@@ -596,8 +571,6 @@ class KernelPreferences(Preferences):
 
 def check_kernels() -> None:
     """Check the kernels that the command line names, as a program of its own."""
-    from lantern_accel_cuda import first_use
-
     index, folder, *kernels = sys.argv[1:]
     try:
         backend = DeviceBackend(int(index))

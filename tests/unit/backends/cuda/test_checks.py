@@ -135,5 +135,8 @@ def test_programs_share_what_the_checks_give_them() -> None:
 
     assert all(few.pieces_of(640, 72, shape, 82) > 1 for shape in few.SHAPES)
     assert advance.pieces_of(agreement.CODES)[1] > 1
-    defaults = [one.__defaults__ for one in (agreement.advance, agreement.enter, agreement.guesses)]
+    defaults = [
+        one.__wrapped__.__defaults__
+        for one in (agreement.advance, agreement.enter, agreement.guesses)
+    ]
     assert all(given is not None and agreement.CODES in given for given in defaults)

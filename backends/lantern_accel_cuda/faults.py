@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import re
 import subprocess
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -127,26 +126,27 @@ def explain(error: BaseException, device: torch.device, doing: str) -> BackendEr
             "progress is lost, what was returned or written before is kept; start a new process, "
             "and if it happens again look at nvidia-smi and at the kernel's log (dmesg, Xid)"
         )
-    complaint = out_of_memory(error)
-    if complaint is not None:
-        return DeviceMemoryError(
-            f"the GPU {device} ran out of memory while {doing}: {_requested_memory(str(complaint))}"
-            f"{_free_memory(device)}; choose a smaller batch, the dtype bfloat16 or float16, or end "
-            "other programs that use this GPU"
-        )
+    if out_of_memory(error) is not None:
+        return _full(error, device, doing)
     return None
+
+
+def _full(error: BaseException, device: torch.device, doing: str) -> DeviceMemoryError:
+    """Return the error of a full GPU: torch's says how much was asked for, and how much is free."""
+    asked = ". ".join(str(out_of_memory(error)).split(". ")[:3])
+    return DeviceMemoryError(
+        f"the GPU {device} ran out of memory while {doing} ({asked}); choose a smaller batch, the dtype "
+        "bfloat16 or float16, or another GPU with --device cuda:N, or end other programs that use this "
+        "one (nvidia-smi lists them)"
+    )
 
 
 def not_opened(error: BaseException, device: torch.device) -> BackendError:
     """Say why a GPU cannot be opened: busy, without memory, or what CUDA says."""
     if isinstance(error, BackendError):
         return error
-    if (complaint := out_of_memory(error)) is not None:
-        return DeviceMemoryError(
-            f"the GPU {device} has no memory left for its first allocation "
-            f"({_requested_memory(str(complaint))}{_free_memory(device)}); end the programs that use it "
-            "(nvidia-smi lists them), or name another GPU with --device cuda:N"
-        )
+    if out_of_memory(error) is not None:
+        return _full(error, device, "being opened")
     return BackendError(
         f"the GPU {device} cannot be used: {_first_line(error)}; check with nvidia-smi that it works "
         "and that no other process holds it alone, or name another with --device cuda:N"
@@ -183,16 +183,3 @@ def _first_line(error: BaseException) -> str:
     lines = [str(one).strip().splitlines() for one in chain(error)]
     cuda = [line[0] for line in lines if line and "error" in line[0].lower()]
     return cuda[-1] if cuda else str(error).splitlines()[0]
-
-
-def _requested_memory(text: str) -> str:
-    found = re.search(r"Tried to allocate ([0-9.]+ [KMG]?i?B)", text)
-    return f"it asked for {found[1]}" if found else text.split(". ")[0]
-
-
-def _free_memory(device: torch.device) -> str:
-    try:
-        free, total = torch.cuda.mem_get_info(device)
-    except (RuntimeError, AssertionError):
-        return ""
-    return f", {free / 2**30:.2f} of {total / 2**30:.2f} GiB are free"

@@ -237,18 +237,14 @@ class Recorder:
         known = faults.explain(error, self.device, doing)
         if known is not None:
             return known
-        if faults.not_capturable(error):
-            found = faults.illegal_operator(step, self.device)
-            return NotCapturableError(
-                f"the {name} cannot be captured as a CUDA graph: "
-                f"{found or faults._first_line(error)}; a step may not wait for the host. "
-                "Run 'lantern-accel conform cuda --only static' for the rules, or use the option "
-                "graph=off"
-            )
         if isinstance(error, RuntimeError) and not isinstance(error, LanternError):
+            holds = not faults.not_capturable(error)
+            found = "" if holds else faults.illegal_operator(step, self.device)
             return NotCapturableError(
-                f"capturing the {name} failed on {self.device} ({faults._first_line(error)}); check with "
-                "nvidia-smi that the GPU works; --option graph=off draws without captured steps"
+                f"the {name} cannot be captured as a CUDA graph on {self.device}: "
+                f"{found or faults._first_line(error)}; a step may not wait for the host, which "
+                "'lantern-accel conform cuda --only static' shows, and the GPU must work (nvidia-smi); "
+                "--option graph=off draws without captured steps"
             )
         return error
 

@@ -133,23 +133,9 @@ class Card:
         return found
 
     def notes(self) -> tuple[str, ...]:
-        """The card's number and conditions as sentences for a report."""
-        notes = [f"uuid {uuid}"] if (uuid := self.uuid()) else []
-        now = self.conditions()
-        if now.get("clock_mhz") is not None:
-            most, memory = now.get("clock_limit_mhz"), now.get("memory_clock_mhz")
-            notes.append(
-                f"clock {now['clock_mhz']} MHz"
-                + (f" of at most {most}" if most else "")
-                + (f", memory {memory} MHz" if memory else "")
-            )
-        if now.get("power_limit_w") is not None:
-            notes.append(f"power limit {now['power_limit_w']:.0f} W")
-        if now.get("temperature_c") is not None:
-            notes.append(f"temperature {now['temperature_c']} C")
-        if now.get("other_processes"):
-            notes.append(f"{now['other_processes']} other processes use it")
-        return tuple(notes)
+        """The card's number and conditions in words, for a report."""
+        now = {"uuid": self.uuid(), **self.conditions()}
+        return tuple(f"{name} {value}" for name, value in now.items() if value is not None)
 
 
 def _open(index: int) -> tuple[Any, Any]:

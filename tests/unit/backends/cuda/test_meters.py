@@ -74,10 +74,13 @@ def test_facts_name_the_card_its_driver_and_its_conditions(monkeypatch: pytest.M
     assert facts.notes == ("preset=safe, graph=step",)
     assert facts.readings == (
         "uuid GPU-1234-56",
-        "clock 1395 MHz of at most 1695, memory 9501 MHz",
-        "power limit 350 W",
-        "temperature 45 C",
-        "2 other processes use it",
+        "clock_mhz 1395",
+        "clock_limit_mhz 1695",
+        "memory_clock_mhz 9501",
+        "power_w 101.5",
+        "power_limit_w 350.0",
+        "temperature_c 45",
+        "other_processes 2",
     )
     assert backend.energy_mj() == 123456
     assert backend.support("energy")
@@ -192,4 +195,4 @@ def test_amd_s_counter_is_read_in_its_own_unit(
     card = Card(1)
     assert card.energy_mj() == 15_300  # 15.3 microjoules a count
     assert card.conditions() == {"clock_mhz": 1900, "power_w": 250, "temperature_c": 61}
-    assert card.notes() == ("clock 1900 MHz", "temperature 61 C")
+    assert card.notes() == ("clock_mhz 1900", "power_w 250", "temperature_c 61")

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lantern_accel.device.backend import DeviceFacts
 from lantern_accel.device.capture import Replay
-from lantern_accel.device.kv_cache import KVCache, KVLayout, Pass
+from lantern_accel.device.kv_cache import KVCache, KVLayout
 from lantern_accel.device.packed import Format, Weight
 from lantern_accel.device.plan import (
-    AcceptancePlan,
-    DraftedTree,
-    Filter,
     FusedStep,
     Refused,
     StepPlan,
@@ -28,6 +26,25 @@ from lantern_accel_cpu.native import races, sampling, steps, trunk
 from lantern_accel_cpu.native.kernels import Kernels, Panels, real
 from lantern_accel_cpu.native.library import describe_unit
 from lantern_accel_cpu.native.rounded import RoundedPanels
+
+_Given = ParamSpec("_Given")
+_Made = TypeVar("_Made")
+
+
+def _served(
+    name: str, run: Callable[Concatenate[Kernels, _Given], _Made | None]
+) -> Callable[Concatenate[NativeCpu, _Given], _Made]:
+    """Return a method that calls a function of the kernels, and the reference's where that gives None."""
+
+    def call(self: NativeCpu, /, *given: _Given.args, **named: _Given.kwargs) -> _Made:
+        self.kernels.threads()
+        out = run(self.kernels, *given, **named)
+        if out is not None:
+            return out
+        reference: Callable[_Given, _Made] = getattr(super(NativeCpu, self), name)
+        return reference(*given, **named)
+
+    return call
 
 
 class NativeCpu(DeviceBackend):
@@ -98,125 +115,28 @@ class NativeCpu(DeviceBackend):
             mask = super().mask(mask, q.dtype)
         return super().attend(q, kv, layer, mask)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Normalise and scale in float32, at once."""
-        if _native(x) and weight.dtype == x.dtype:
-            return self.kernels.rms_norm(x, weight, eps)
-        return super().rms_norm(x, weight, eps)
+    rms_norm = _served("rms_norm", Kernels.rms_norm)
 
     def rotary(self, cos: Tensor, sin: Tensor) -> object:
         """Return cos and sin, which the kernels take as they are."""
         return cos, sin
 
-    def rotate_write(
-        self, qkv: Tensor, rotary: object, kv: KVCache, layer: int, address: Tensor
-    ) -> Tensor:
-        """Rotate q and k, store k and v of a layer, return q; at once."""
-        if isinstance(rotary, tuple) and _native(qkv) and qkv.dtype == kv.layout.dtype:
-            return self.kernels.rotate_write(qkv, rotary, kv, layer, address)
-        return super().rotate_write(qkv, rotary, kv, layer, address)
-
-    def trunk(
-        self,
-        blocks: nn.ModuleList,
-        x: Tensor,
-        at: Pass,
-        taps: Sequence[int] = (),
-        norm: nn.Module | None = None,
-    ) -> Tensor:
-        """Run a stack of blocks: in one native call where there is one."""
-        out = trunk.run(self.kernels, blocks, x, at, taps, norm)
-        return out if out is not None else super().trunk(blocks, x, at, taps, norm)
-
-    def swiglu(self, x: Tensor) -> Tensor:
-        """``silu(gate) * up`` of ``x = [gate; up]``, ``[..., 2F]``."""
-        return self.kernels.swiglu(x) if _native(x) else super().swiglu(x)
-
-    def guide(
-        self,
-        logits: Tensor,
-        token: Tensor,
-        scale: Tensor | None,
-        image_scale: Tensor | float | None = None,
-        penalties: tuple[Tensor, Tensor] | None = None,
-    ) -> Tensor:
-        """Return guided logits ``[B, T, V]``, at once."""
-        library = self.kernels.library
-        out = sampling.guide(library, logits, token, scale, image_scale, penalties)
-        if out is not None:
-            return out
-        return super().guide(logits, token, scale, image_scale, penalties)
-
-    def filter(self, logits: Tensor, given: Filter, tables: object | None = None) -> Tensor:
-        """Make probabilities of logits, without a sort."""
-        self.kernels.threads()
-        out = sampling.filter(self.kernels.library, logits, given)
-        return out if out is not None else super().filter(logits, given)
-
-    def sample(self, weights: Tensor, uniforms: Tensor, sums: Tensor | None = None) -> Tensor:
-        """Sample codes of the shape of ``uniforms`` from weights ``[..., V]``."""
-        if self.index == torch.int64:
-            alone = uniforms.dim() < weights.dim()
-            given = uniforms.unsqueeze(-1) if alone else uniforms
-            out = sampling.sample_codes(self.kernels.library, weights, given)
-            if out is not None:
-                return out.squeeze(-1) if alone else out
-        return super().sample(weights, uniforms)
-
-    def race(
-        self, weights: Tensor, keys: Tensor, positions: Tensor, count: int | None = None
-    ) -> Tensor:
-        """Return the codes ``[B, T]`` whose weight over noise is largest, or the first ``count``."""
-        self.kernels.threads()
-        if self.index == torch.int64 and count is None:
-            out = races.race(self.kernels.library, weights, keys, positions)
-            if out is not None:
-                return out
-        return super().race(weights, keys, positions, count)
-
-    def perturb(self, weights: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
-        """Return weights over the noise of their place, ``[B, T, V]``."""
-        self.kernels.threads()
-        out = races.perturb(self.kernels.library, weights, keys, positions)
-        return out if out is not None else super().perturb(weights, keys, positions)
-
-    def likeliest(
-        self, weights: Tensor, count: int, luck: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the likeliest codes, of equal ones the lower first."""
-        if self.index == torch.int64:
-            self.kernels.threads()
-            out = sampling.likeliest(self.kernels.library, weights, count, luck)
-            if out is not None:
-                return out
-        return super().likeliest(weights, count, luck)
+    rotate_write = _served("rotate_write", Kernels.rotate_write)
+    trunk = _served("trunk", trunk.run)
+    swiglu = _served("swiglu", Kernels.swiglu)
+    guide = _served("guide", sampling.guide)
+    filter = _served("filter", sampling.filter)
+    sample = _served("sample", sampling.sample)
+    race = _served("race", races.race)
+    perturb = _served("perturb", races.perturb)
+    likeliest = _served("likeliest", sampling.likeliest)
+    accept = _served("accept", sampling.accept)
+    accept_invariant = _served("accept_invariant", races.accept)
 
     def best(self, values: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Return the largest values, of equal ones the earlier first, as native steps choose them."""
         ordered, places = values.sort(dim=-1, descending=True, stable=True)
         return ordered[..., :count], places[..., :count].to(self.index)
-
-    def accept(
-        self,
-        tree: DraftedTree,
-        logits: Tensor,
-        given: Filter,
-        rule: AcceptancePlan,
-        uniforms: Tensor,
-        bonus_uniform: Tensor,
-        masked: bool,
-    ) -> tuple[Tensor, ...] | None:
-        """Walk down a tree in one native call, where the rule is one of the papers'."""
-        self.kernels.threads()
-        library = self.kernels.library
-        return sampling.accept(library, tree, logits, given, rule, uniforms, bonus_uniform, masked)
-
-    def accept_invariant(
-        self, tree: DraftedTree, logits: Tensor, given: Filter, keys: Tensor, length: Tensor
-    ) -> tuple[Tensor, ...] | None:
-        """Walk down the tokens that noise chooses in one native call."""
-        self.kernels.threads()
-        return races.accept(self.kernels.library, tree, logits, given, keys, length)
 
     def fused_step(self, plan: StepPlan) -> FusedStep | Refused:
         """Do a plan's step in a native call for each phase, where all that it has is native."""
@@ -258,7 +178,3 @@ class NativeCpu(DeviceBackend):
         """Start threads of the kernels' own, as many as before; torch computes on one."""
         self.kernels.after_fork()
         super().after_fork()
-
-
-def _native(x: Tensor) -> bool:
-    return real(x) and not x.requires_grad

@@ -102,6 +102,11 @@ def real(*tensors: Tensor) -> bool:
     return all(type(t) is Tensor and t.dtype in DTYPES and t.device.type == "cpu" for t in tensors)
 
 
+def native(x: Tensor) -> bool:
+    """Return whether a kernel may take this tensor: a real one, on no way to a gradient."""
+    return real(x) and not x.requires_grad
+
+
 def lies(dtype: torch.dtype, *tensors: Tensor) -> bool:
     """Return whether these lie in this process's memory in one piece each, of a dtype."""
     return all(
@@ -239,8 +244,10 @@ class Kernels:
 
     # --- arithmetic ----------------------------------------------------------------------------
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Normalise and scale in float32."""
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor | None:
+        """Normalise and scale in float32; None where there is no kernel for it."""
+        if not native(x) or weight.dtype != x.dtype:
+            return None
         x = x.contiguous()
         y = torch.empty_like(x)
         n = x.shape[-1]
@@ -249,8 +256,10 @@ class Kernels:
         )
         return y
 
-    def swiglu(self, x: Tensor) -> Tensor:
-        """``silu(gate) * up`` of ``x = [gate; up]``."""
+    def swiglu(self, x: Tensor) -> Tensor | None:
+        """``silu(gate) * up`` of ``x = [gate; up]``; None where there is no kernel for it."""
+        if not native(x):
+            return None
         x = x.contiguous()
         hidden = x.shape[-1] // 2
         y = x.new_empty((*x.shape[:-1], hidden))
@@ -284,17 +293,20 @@ class Kernels:
         return out
 
     def rotate_write(
-        self, qkv: Tensor, rotary: tuple[Tensor, Tensor], kv: KVCache, layer: int, slots: Tensor
-    ) -> Tensor:
-        """Rotate q and k of ``qkv [R, T, 3, H, d]``, store k and v; return q."""
+        self, qkv: Tensor, rotary: object, kv: KVCache, layer: int, address: Tensor
+    ) -> Tensor | None:
+        """Rotate q and k of ``qkv [R, T, 3, H, d]``, store k and v; return q, None without a kernel."""
+        if not isinstance(rotary, tuple) or not native(qkv) or qkv.dtype != kv.layout.dtype:
+            return None
         qkv = qkv.contiguous()
         rows, count, _, heads, width = qkv.shape
         q = qkv.new_empty((rows, count, heads, width))
         k, v = kv.keys[layer], kv.values[layer]
-        held = rotary_of(*rotary, rows, count)
+        cos, sin = rotary
+        held = rotary_of(cos, sin, rows, count)
         given = RotateWrite(
             cache_of(kv), held[0], qkv.data_ptr(), k.data_ptr(), v.data_ptr(), q.data_ptr(),
-            slots.data_ptr(), rows, count, DTYPES[qkv.dtype],
+            address.data_ptr(), rows, count, DTYPES[qkv.dtype],
         )  # fmt: skip
         self.library.rotate_write(byref(given))
         return q

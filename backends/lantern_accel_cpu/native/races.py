@@ -16,7 +16,6 @@ from torch import Tensor
 from lantern_accel.device.plan import DraftedTree, Filter, NoDrafts, StepPlan, WindowPlan
 from lantern_accel_cpu.native.guesses import Guessing
 from lantern_accel_cpu.native.kernels import Kernels, lies
-from lantern_accel_cpu.native.library import Library
 from lantern_accel_cpu.native.plans import Owner, Unserved, require
 from lantern_accel_cpu.native.sampling import filter_of
 from lantern_accel_cpu.native.structures import AdvanceChosen, Choose
@@ -33,35 +32,30 @@ def _rows(weights: Tensor, keys: Tensor, positions: Tensor) -> tuple[Tensor, ...
     return given if whole and lies(torch.int64, given[2]) else None
 
 
-def race(library: Library, weights: Tensor, keys: Tensor, positions: Tensor) -> Tensor | None:
-    """Return the codes ``[B, T]`` that win (:meth:`SamplingOps.race`)."""
-    given = _rows(weights, keys, positions)
+def race(
+    kernels: Kernels, weights: Tensor, keys: Tensor, positions: Tensor, count: int | None = None
+) -> Tensor | None:
+    """Return the codes ``[B, T]`` that win (:meth:`SamplingOps.race`); None for more of each."""
+    given = _rows(weights, keys, positions) if count is None else None
     if given is None:
         return None
-    images, count, vocab = weights.shape
-    out = torch.empty((images, count), dtype=torch.int64)
-    library.race(*(t.data_ptr() for t in given), images, count, vocab, out.data_ptr())
+    out = torch.empty(weights.shape[:2], dtype=torch.int64)
+    kernels.library.race(*(t.data_ptr() for t in given), *weights.shape, out.data_ptr())
     return out
 
 
-def perturb(library: Library, weights: Tensor, keys: Tensor, positions: Tensor) -> Tensor | None:
+def perturb(kernels: Kernels, weights: Tensor, keys: Tensor, positions: Tensor) -> Tensor | None:
     """Return weights over noise ``[B, T, V]`` (:meth:`SamplingOps.perturb`)."""
     given = _rows(weights, keys, positions)
     if given is None:
         return None
-    images, count, vocab = weights.shape
-    out = torch.empty((images, count, vocab))
-    library.perturb(*(t.data_ptr() for t in given), images, count, vocab, out.data_ptr())
+    out = torch.empty(weights.shape)
+    kernels.library.perturb(*(t.data_ptr() for t in given), *weights.shape, out.data_ptr())
     return out
 
 
 def accept(
-    library: Library,
-    tree: DraftedTree,
-    logits: Tensor,
-    given: Filter,
-    keys: Tensor,
-    length: Tensor,
+    kernels: Kernels, tree: DraftedTree, logits: Tensor, given: Filter, keys: Tensor, length: Tensor
 ) -> tuple[Tensor, ...] | None:
     """Walk down a tree (:meth:`SamplingOps.accept_invariant`); return the fields of an ``Accepted``."""
     owner = Owner()
@@ -79,7 +73,7 @@ def accept(
         ints[3].data_ptr(), path.data_ptr(), kept.data_ptr(), bonus.data_ptr(), weights.data_ptr(),
         images, nodes, vocab, depth,
     )  # fmt: skip
-    library.choose(byref(call))
+    kernels.library.choose(byref(call))
     return path, kept, bonus, weights, torch.zeros(images, depth)
 
 

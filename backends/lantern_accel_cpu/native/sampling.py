@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lantern_accel.device.plan import AcceptancePlan, DraftedTree
 from lantern_accel.device.plan import Filter as StepFilter
-from lantern_accel_cpu.native.library import Library
+from lantern_accel_cpu.native.kernels import Kernels
 from lantern_accel_cpu.native.plans import Owner
 from lantern_accel_cpu.native.structures import Accept, Filter, Guide, Rule
 
@@ -44,12 +44,12 @@ def filter_of(given: StepFilter, owner: Owner) -> Structure | None:
 
 
 def guide(
-    library: Library,
+    kernels: Kernels,
     logits: Tensor,
     token: Tensor,
     scale: Tensor | None,
-    image_scale: Tensor | float | None,
-    penalties: tuple[Tensor, Tensor] | None,
+    image_scale: Tensor | float | None = None,
+    penalties: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor | None:
     """Return guided logits ``[B, T, V]`` (:meth:`SamplingOps.guide`)."""
     kind, penalty = penalties if penalties is not None else (None, None)
@@ -85,11 +85,13 @@ def guide(
         branches=branches,
         whole_image=token.dim() == 1,
     )
-    library.guide(byref(given))
+    kernels.library.guide(byref(given))
     return out
 
 
-def filter(library: Library, logits: Tensor, given: StepFilter) -> Tensor | None:
+def filter(
+    kernels: Kernels, logits: Tensor, given: StepFilter, tables: object | None = None
+) -> Tensor | None:
     """Return the probabilities ``[..., V]`` that a filter makes of logits."""
     owner = Owner()
     described = filter_of(given, owner) if _floats(logits) and logits.numel() else None
@@ -98,34 +100,34 @@ def filter(library: Library, logits: Tensor, given: StepFilter) -> Tensor | None
     logits = logits.contiguous()
     out = torch.empty_like(logits)
     vocab = logits.shape[-1]
-    library.filter(
+    kernels.library.filter(
         byref(described), logits.data_ptr(), logits.numel() // vocab, vocab, out.data_ptr()
     )
     return out
 
 
-def sample_codes(library: Library, weights: Tensor, uniforms: Tensor) -> Tensor | None:
-    """Sample codes ``[..., K]`` without replacement from ``[..., V]`` with uniforms ``[..., K]``."""
+def sample(
+    kernels: Kernels, weights: Tensor, uniforms: Tensor, sums: Tensor | None = None
+) -> Tensor | None:
+    """Sample codes of the shape of ``uniforms`` from ``[..., V]`` (:meth:`SamplingOps.sample`)."""
     if not _floats(weights, uniforms) or not weights.numel() or not uniforms.numel():
         return None
-    if weights.shape[:-1] != uniforms.shape[:-1]:
+    alone = uniforms.dim() < weights.dim()
+    rows = uniforms.shape if alone else uniforms.shape[:-1]
+    if weights.shape[:-1] != rows:
         return None
     weights, uniforms = weights.contiguous(), uniforms.contiguous()
     out = torch.empty(uniforms.shape, dtype=torch.int64)
-    vocab, count = weights.shape[-1], uniforms.shape[-1]
-    library.draw(
-        weights.data_ptr(),
-        uniforms.data_ptr(),
-        weights.numel() // vocab,
-        vocab,
-        count,
+    vocab, count = weights.shape[-1], 1 if alone else uniforms.shape[-1]
+    kernels.library.draw(
+        weights.data_ptr(), uniforms.data_ptr(), weights.numel() // vocab, vocab, count,
         out.data_ptr(),
-    )
+    )  # fmt: skip
     return out
 
 
 def likeliest(
-    library: Library, weights: Tensor, count: int, luck: Tensor | None
+    kernels: Kernels, weights: Tensor, count: int, luck: Tensor | None = None
 ) -> tuple[Tensor, Tensor] | None:
     """Return the likeliest codes of weights ``[B, T, V]`` (:meth:`SamplingOps.likeliest`)."""
     if not _floats(weights, luck) or not weights.numel():
@@ -138,7 +140,7 @@ def likeliest(
     weights = weights.contiguous()
     codes = torch.empty((images, each, count), dtype=torch.int64)
     scores = torch.empty((images, each, count))
-    library.likeliest(
+    kernels.library.likeliest(
         weights.data_ptr(),
         None if luck is None else luck.data_ptr(),
         images * each,
@@ -172,7 +174,7 @@ def rule_of(rule: AcceptancePlan) -> Structure | None:
 
 
 def accept(
-    library: Library,
+    kernels: Kernels,
     tree: DraftedTree,
     logits: Tensor,
     given: StepFilter,
@@ -229,5 +231,5 @@ def accept(
     )
     if tree.q is not None and tree.group is not None:
         call.q, call.group, call.groups = whole(tree.q), whole(tree.group), tree.q.shape[1]
-    library.accept(byref(call))
+    kernels.library.accept(byref(call))
     return path, length, bonus, weights, quality_loss

@@ -129,8 +129,8 @@ def run(
     blocks: nn.ModuleList,
     x: Tensor,
     at: Pass,
-    taps: Sequence[int],
-    norm: nn.Module | None,
+    taps: Sequence[int] = (),
+    norm: nn.Module | None = None,
 ) -> Tensor | None:
     """Run all blocks on ``x [R, T, D]`` and the norm; None where the native trunk does not take them.
 

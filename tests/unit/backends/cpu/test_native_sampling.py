@@ -48,14 +48,14 @@ def uniform(seed: int, *shape: int) -> Tensor:
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("given", FILTERS, ids=str)
 def test_filters_keep_what_the_reference_keeps(unit: str, given: Filter) -> None:
-    library = native.kernels(unit).library
+    kernels = native.kernels(unit)
     for size in SIZES:
         logits = 4 * native.draw(size, 3, 2, size)
         logits[0] = logits[0].round()  # many ties
         logits[1, 1, ::3] = float("-inf")
         logits[1, 1, -1] = 0.0
         want = REFERENCE.filter(logits, given)
-        got = sampling.filter(library, logits, given)
+        got = sampling.filter(kernels, logits, given)
         assert got is not None
         # Which of some equals stays is the sort's to say; how many is not.
         some = torch.arange(3) > 0 if given.top_p is not None else slice(None)
@@ -69,7 +69,7 @@ def test_filters_keep_what_the_reference_keeps(unit: str, given: Filter) -> None
 def test_a_broken_row_is_seen_in_its_probabilities(unit: str, bad: float) -> None:
     logits = native.draw(1, 2, 40)
     logits[0, 17 if bad != -float("inf") else slice(None)] = bad
-    got = sampling.filter(native.kernels(unit).library, logits, Filter(top_k=5, top_p=0.5))
+    got = sampling.filter(native.kernels(unit), logits, Filter(top_k=5, top_p=0.5))
     assert got is not None
     assert bool(got[0].isnan().all())
     assert not bool(got[1].isnan().any())
@@ -77,15 +77,15 @@ def test_a_broken_row_is_seen_in_its_probabilities(unit: str, bad: float) -> Non
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_draws_are_those_of_running_sums_in_double(unit: str) -> None:
-    library, reference = native.kernels(unit).library, DeviceBackend(0)
+    kernels, reference = native.kernels(unit), DeviceBackend(0)
     for size in SIZES:
         weights = native.draw(size, 50, size).exp() * 3
         weights[weights < 1] = 0.0
         weights[3] = 0.0
         u = uniform(size, 50, 4)
         want = reference.sample(weights, u)
-        assert torch.equal(sampling.sample_codes(library, weights, u), want)
-        alone = sampling.sample_codes(library, weights, u[:, :1])
+        assert torch.equal(sampling.sample(kernels, weights, u), want)
+        alone = sampling.sample(kernels, weights, u[:, :1])
         assert alone is not None
         assert torch.equal(alone[:, 0], reference.sample(weights, u[:, 0]))
 
@@ -93,14 +93,14 @@ def test_draws_are_those_of_running_sums_in_double(unit: str) -> None:
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("size", SIZES)
 def test_a_race_is_won_by_the_largest_score(unit: str, size: int) -> None:
-    library, keys = native.kernels(unit).library, torch.tensor([[5, -6, 1]], dtype=torch.int32)
+    kernels, keys = native.kernels(unit), torch.tensor([[5, -6, 1]], dtype=torch.int32)
     positions, heavy = torch.arange(40).view(1, -1), torch.arange(40).remainder(size)
     weights = uniform(3, 1, 40, size)
     for share in (0.0, 0.02, 0.2, 0.3, 0.4, 1.0):  # of the codes that have a weight
         some = weights * (uniform(4, 1, 40, size) < share)
         some[0, torch.arange(40), heavy] += 0.1 if share else 0.0
         found, scores = (
-            kind(library, some, keys, positions) for kind in (races.race, races.perturb)
+            kind(kernels, some, keys, positions) for kind in (races.race, races.perturb)
         )
         assert found is not None and scores is not None
         assert torch.equal(found, scores.argmax(-1)), share
@@ -109,7 +109,7 @@ def test_a_race_is_won_by_the_largest_score(unit: str, size: int) -> None:
 @pytest.mark.parametrize("image_scale", [None, 1.4])
 @pytest.mark.parametrize("whole", [False, True])
 def test_guidance_is_the_reference_s(image_scale: float | None, whole: bool) -> None:
-    library = native.kernels().library
+    kernels = native.kernels()
     branches, images, count, size = 2 if image_scale is None else 3, 3, 4, 37
     logits = native.draw(1, branches * images, count, size)
     scale = torch.tensor([1.0, 4.0, 0.5, 7.5])
@@ -119,15 +119,15 @@ def test_guidance_is_the_reference_s(image_scale: float | None, whole: bool) -> 
     token = torch.randint(0, 4, (images,) if whole else (images, count))
     for penalties in (None, (kind, penalty)):
         want = REFERENCE.guide(logits, token, scale, image_scale, penalties)
-        got = sampling.guide(library, logits, token, scale, image_scale, penalties)
+        got = sampling.guide(kernels, logits, token, scale, image_scale, penalties)
         assert got is not None
         torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
     plain = logits[:images]
     want = REFERENCE.guide(plain, token, None, None, (kind, penalty))
-    got = sampling.guide(library, plain, token, None, None, (kind, penalty))
+    got = sampling.guide(kernels, plain, token, None, None, (kind, penalty))
     assert got is not None
     assert torch.equal(got, want)
-    assert sampling.guide(library, plain, token, None, None, None) is plain
+    assert sampling.guide(kernels, plain, token, None, None, None) is plain
 
 
 RULES: dict[str, Any] = {
@@ -209,13 +209,13 @@ def test_a_rule_of_another_kind_goes_the_reference_s_way() -> None:
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("lucky", [False, True])
 def test_the_likeliest_codes_are_the_reference_s(unit: str, lucky: bool) -> None:
-    library = native.kernels(unit).library
+    kernels = native.kernels(unit)
     for size in SIZES:
         count = min(size, 6)
         weights = native.draw(size, 2, 3, size).softmax(dim=-1)
         luck = 1 / uniform(size, 2, 1, size) if lucky else None
         want = REFERENCE.likeliest(weights, count, luck)
-        got = sampling.likeliest(library, weights, count, luck)
+        got = sampling.likeliest(kernels, weights, count, luck)
         assert got is not None
         # A logarithm within rounding of the last digit, and of a sum in another order.
         assert torch.allclose(got[0], want[0], rtol=1e-6, atol=1e-6)
@@ -224,12 +224,12 @@ def test_the_likeliest_codes_are_the_reference_s(unit: str, lucky: bool) -> None
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_equally_likely_codes_come_by_number_and_none_is_beyond_the_row(unit: str) -> None:
-    library = native.kernels(unit).library
+    kernels = native.kernels(unit)
     weights = torch.zeros(1, 3, 33)
     weights[0, 0, [30, 4]] = 0.5
     weights[0, 1, 20] = 1.0
     weights[0, 2] = float("nan")
-    got = sampling.likeliest(library, weights, 4, None)
+    got = sampling.likeliest(kernels, weights, 4, None)
     assert got is not None
     assert got[1][0, :2].tolist() == [[4, 30, 0, 1], [20, 0, 1, 2]]
     assert torch.equal(got[0][0, 1], torch.tensor([0.0, FLOOR, FLOOR, FLOOR]))

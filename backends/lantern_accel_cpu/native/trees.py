@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from ctypes import addressof, byref, c_void_p
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from lantern_accel.device.capture import Capture
-from lantern_accel.device.plan import DynamicTreePlan, StaticTreePlan, StepPlan, StepSizes
+from lantern_accel.device.plan import DynamicTreePlan, StaticTreePlan, StepPlan
 from lantern_accel_cpu.native.kernels import Kernels, lies
 from lantern_accel_cpu.native.plans import Owner, check_model, require
 from lantern_accel_cpu.native.sampling import filter_of, rule_of
@@ -18,38 +17,6 @@ from lantern_accel_cpu.native.structures import TreeStep
 from lantern_accel_cpu.native.trunk import address_of, trunk_of
 
 PARTS = ("draft", "verify", "accept", "commit")
-
-
-@dataclass(frozen=True)
-class _Shape:
-    """What is known of a tree before it is drafted.
-
-    ``links``: of every node its first child, how many it has and, with a known shape, the group that they
-    are, int64 ``[B, T]``, which a dynamic tree's step fills in; ``parents, depths [T]``; ``inner``: nodes
-    with children, by level; ``widths``: the most children of a level's nodes; ``top_k``: a dynamic
-    tree's, else 0; ``draft_columns``: uniforms that drafts are sampled with.
-    """
-
-    links: dict[str, Tensor]
-    parents: tuple[int, ...]
-    depths: tuple[int, ...]
-    inner: tuple[tuple[int, ...], ...]
-    widths: tuple[int, ...]
-    draft_columns: int = 0
-    top_k: int = 0
-
-    @classmethod
-    def of(cls, tree: StaticTreePlan | DynamicTreePlan, at: StepSizes) -> _Shape:
-        """Return the shape of a plan's tree."""
-        if isinstance(tree, StaticTreePlan):
-            links = {"first_child": tree.first_child, "num_children": tree.num_children}
-            links["group"] = tree.group
-            return cls(
-                links, tree.parents, tree.depths, tree.inner, tree.widths, tree.draft_columns
-            )
-        names, nothing = ("first_child", "num_children"), (0,) * at.nodes
-        links = {n: torch.zeros(at.images, at.nodes, dtype=torch.int64) for n in names}
-        return cls(links, nothing, nothing, (), (tree.top_k,) * at.depth, top_k=tree.top_k)
 
 
 def tree_step(
@@ -75,9 +42,21 @@ def tree_step(
     here = lies(dtype, *parts) and lies(torch.float32, drafter.cos, drafter.sin)
     require(here, f"the drafter is not all {dtype} on the CPU")
     require(len({norm.eps for norm in own.tap_norms}) <= 1, "its norms have several epsilons")
-    shape = _Shape.of(tree, at)
     images, nodes, depth, vocab = at.images, at.nodes, at.depth, at.vocab
-    groups = sum(len(level) for level in shape.inner)
+    # Of a dynamic tree the step fills in the links; no level is known before.
+    links = {
+        n: torch.zeros(images, nodes, dtype=torch.int64) for n in ("first_child", "num_children")
+    }
+    parents = depths = (0,) * nodes
+    inner: tuple[tuple[int, ...], ...] = ()
+    top_k = draft_columns = 0
+    if isinstance(tree, StaticTreePlan):
+        links = {name: getattr(tree, name) for name in (*links, "group")}
+        parents, depths, inner, widths = tree.parents, tree.depths, tree.inner, tree.widths
+        draft_columns = tree.draft_columns
+    else:
+        top_k, widths = tree.top_k, (tree.top_k,) * depth
+    groups = sum(len(level) for level in inner)
     trunk.given.taps, trunk.given.tap_count = owner.table(target.taps), len(target.taps)
     own_trunk.given.tap_count = 0
     between = {
@@ -95,7 +74,7 @@ def tree_step(
         "root", "pending_tokens", "pending_count", "pending_features", "last_path", "slot_of",
         "place_of",
     )  # fmt: skip
-    tensors = {**{name: getattr(drafts, name) for name in names}, **shape.links, **between}
+    tensors = {**{name: getattr(drafts, name) for name in names}, **links, **between}
     tap_norms = (c_void_p * max(1, len(norms)))(*map(owner, norms))
     owner.held += [trunk, own_trunk, tap_norms, stack.head, own.fc, own.fuse]
     uniforms = state.uniforms
@@ -110,20 +89,20 @@ def tree_step(
         own_sin=owner(drafter.sin[at.prefix - 1 :]), prompt=owner(state.prefix_mask),
         scale=owner.optional(target.scale), uniforms=owner.optional(uniforms),
         keys=owner.optional(state.keys), quality_loss=owner(state.quality_loss),
-        known=owner(state.tokens), parent=owner.table(shape.parents * images),
-        depth_of=owner.table(shape.depths * images),
-        inner=owner.table([node for level in shape.inner for node in level]),
-        inner_count=owner.table([len(level) for level in shape.inner]),
-        widths=owner.table(shape.widths), images=images, nodes=nodes, depth=depth,
-        groups=groups, top_k=shape.top_k, image=at.tokens, prefix=at.prefix, vocab=vocab,
+        known=owner(state.tokens), parent=owner.table(parents * images),
+        depth_of=owner.table(depths * images),
+        inner=owner.table([node for level in inner for node in level]),
+        inner_count=owner.table([len(level) for level in inner]),
+        widths=owner.table(widths), images=images, nodes=nodes, depth=depth,
+        groups=groups, top_k=top_k, image=at.tokens, prefix=at.prefix, vocab=vocab,
         columns=0 if uniforms is None else uniforms.shape[-1],
-        draft_columns=shape.draft_columns, image_slots=drafts.slot_of.shape[1],
+        draft_columns=draft_columns, image_slots=drafts.slot_of.shape[1],
         ahead=at.slots - at.prefix - at.tokens + 1, own_slots=drafter.slots,
         width=drafts.pending_tokens.shape[1], branches=at.branches, blind=images > 1,
         hides_pads=drafter.hides_pads, tap_eps=own.tap_norms[0].eps if norms else 0.0,
         **{name: owner(tensor) for name, tensor in tensors.items()}, **owner.progress(plan),
     )  # fmt: skip
-    if shape.top_k:
+    if top_k:
         given.q = None  # such drafts are certain
     given.owner, library = owner, kernels.library
 

@@ -12,7 +12,7 @@ from lantern_accel.device.capture import HostCopy
 from lantern_accel_cuda import faults
 from lantern_accel_cuda.handles import event
 
-#: Copies that may be under way at once.
+#: Copies that are made room for at first.
 SLOTS = 4
 
 
@@ -41,7 +41,6 @@ class PinnedCopy(HostCopy):
         self._stream = stream
         self._free = deque(self._slot() for _ in range(SLOTS))
         self._posted: deque[_Slot] = deque()
-        self._waiting: deque[Tensor] = deque()
 
     def _slot(self) -> _Slot:
         source = self._source
@@ -54,9 +53,7 @@ class PinnedCopy(HostCopy):
 
     def post(self) -> None:
         """Start a copy of what the buffer holds after the work given so far."""
-        if not self._free:  # nobody read for a while: fetch the oldest first
-            self._waiting.append(self._oldest())
-        slot = self._free.popleft()
+        slot = self._free.popleft() if self._free else self._slot()
         current = torch.cuda.current_stream(self._source.device)
         slot.snapshot.copy_(self._source)
         slot.taken.record(current)
@@ -68,9 +65,12 @@ class PinnedCopy(HostCopy):
 
     def read(self) -> Tensor:
         """Return the oldest posted copy that was not read yet, on the host."""
-        if self._waiting:
-            return self._waiting.popleft()
-        return self._oldest()
+        slot = self._posted.popleft()
+        with faults.explained(self._source.device, "decoding"):
+            slot.copied.synchronize()
+        value = slot.host.clone()
+        self._free.append(slot)
+        return value
 
     def clear(self) -> None:
         """Forget what was posted and not read.
@@ -79,15 +79,6 @@ class PinnedCopy(HostCopy):
         """
         self._free.extend(self._posted)
         self._posted.clear()
-        self._waiting.clear()
-
-    def _oldest(self) -> Tensor:
-        slot = self._posted.popleft()
-        with faults.explained(self._source.device, "decoding"):
-            slot.copied.synchronize()
-        value = slot.host.clone()
-        self._free.append(slot)
-        return value
 
 
 def pinned_like(source: Tensor) -> Tensor:

@@ -79,13 +79,8 @@ class Card:
         if self._nvml is None:
             return None
         with contextlib.suppress(self._nvml.NVMLError):
-            return _text(self._nvml.nvmlSystemGetDriverVersion())
+            return str(self._nvml.nvmlSystemGetDriverVersion())
         return None
-
-    def uuid(self) -> str | None:
-        """The card's own number, which no CUDA_VISIBLE_DEVICES changes."""
-        found = self._ask("nvmlDeviceGetUUID")
-        return None if found is None else _text(found)
 
     def exclusive(self) -> bool:
         """Whether the card serves one process at a time (compute mode EXCLUSIVE_PROCESS)."""
@@ -134,7 +129,7 @@ class Card:
 
     def notes(self) -> tuple[str, ...]:
         """The card's number and conditions in words, for a report."""
-        now = {"uuid": self.uuid(), **self.conditions()}
+        now = {"uuid": self._ask("nvmlDeviceGetUUID"), **self.conditions()}
         return tuple(f"{name} {value}" for name, value in now.items() if value is not None)
 
 
@@ -176,7 +171,3 @@ def _amd_conditions(index: int) -> dict[str, Any]:
         with contextlib.suppress(Exception):
             found[name] = ask(index)
     return found
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)

@@ -67,7 +67,8 @@ class Spec(BackendSpec):
             available = torch.cuda.is_available()
         if not available:
             why = "; ".join(str(one.message).split(". ")[0] for one in said)
-            return Probe.missing(why or "torch finds no GPU", _way_out(why, build))
+            way = next(way for part, way in WAYS_OUT.items() if part in why.lower())
+            return Probe.missing(why or "torch finds no GPU", way.format(**build))
         try:
             found = [_describe(index) for index in range(torch.cuda.device_count())]
             wanting = [_lacking(index) for index in range(len(found))]
@@ -114,22 +115,15 @@ class Spec(BackendSpec):
         return backend
 
 
-def _way_out(why: str, build: Mapping[str, Any]) -> str:
-    """Say what helps against the reason that torch gives for seeing no GPU."""
-    text = why.lower()
-    if "too old" in text:
-        return (
-            "update the NVIDIA driver, or install a torch built for an older CUDA (this one is built "
-            f"for {build.get('cuda')})"
-        )
-    if "no nvidia driver" in text:
-        return "install the NVIDIA driver; nvidia-smi must list the GPU"
-    if "unknown error" in text:
-        return (
-            "the driver answers, but CUDA does not start: reload the kernel module nvidia_uvm or "
-            "reboot, and check that the container was given the GPU"
-        )
-    return "check that nvidia-smi lists a GPU and that CUDA_VISIBLE_DEVICES does not hide it"
+#: What helps against the reasons that torch gives for seeing no GPU, by a part of their text.
+WAYS_OUT = {
+    "too old": "update the NVIDIA driver, or install a torch built for an older CUDA (this one is "
+    "built for {cuda})",
+    "no nvidia driver": "install the NVIDIA driver; nvidia-smi must list the GPU",
+    "unknown error": "the driver answers, but CUDA does not start: reload the kernel module nvidia_uvm "
+    "or reboot, and check that the container was given the GPU",
+    "": "check that nvidia-smi lists a GPU and that CUDA_VISIBLE_DEVICES does not hide it",
+}
 
 
 def _cards_of_driver(root: Path = Path("/proc/driver/nvidia/gpus")) -> int:

@@ -29,7 +29,7 @@ def nvml(**answers: object) -> ModuleType:
     module = ModuleType("pynvml")
     values: dict[str, object] = {
         "nvmlDeviceGetTotalEnergyConsumption": 123456,
-        "nvmlDeviceGetUUID": b"GPU-1234-56",
+        "nvmlDeviceGetUUID": "GPU-1234-56",
         "nvmlDeviceGetEnforcedPowerLimit": 350_000,
         "nvmlDeviceGetPowerUsage": 101_500,
         "nvmlDeviceGetClockInfo": {"sm": 1395, "mem": 9501},
@@ -58,7 +58,7 @@ def nvml(**answers: object) -> ModuleType:
     vars(module).update(
         NVMLError=NVMLError, NVML_CLOCK_SM="sm", NVML_CLOCK_MEM="mem", NVML_TEMPERATURE_GPU="gpu",
         NVML_COMPUTEMODE_EXCLUSIVE_PROCESS=3, nvmlInit=lambda: None,
-        nvmlSystemGetDriverVersion=lambda: b"550.54.15",
+        nvmlSystemGetDriverVersion=lambda: "550.54.15",
         nvmlDeviceGetHandleByUUID=lambda uuid: f"handle of {uuid}",
     )  # fmt: skip
     return module

@@ -9,23 +9,9 @@ from typing import Any
 
 import torch
 
-from lantern_accel.testing.tiny import TinyEngine, start, tiny_engine
-from support.few import small_tree
-
 
 class _Enough(Exception):
     """Ends a compilation when its code is there."""
-
-
-def plain_engine(backend: Any, monkeypatch: Any, strategy: str = "eagle") -> TinyEngine:
-    """Return a started engine of few operators that writes as all do: greedy, two levels of drafts.
-
-    Every cache is written several times a step and read in between, and moved when drafts are kept.
-    """
-    small_tree(monkeypatch)
-    engine = tiny_engine(backend, strategy, temperature=0.0)
-    start(engine, 1)
-    return engine
 
 
 def generated(step: Callable[[], None], monkeypatch: Any) -> str:

@@ -108,4 +108,7 @@ def test_the_generated_code_updates_caches_in_place(monkeypatch: pytest.MonkeyPa
         engine = tiny_engine(backend, "lantern++")
         start(engine, 1)
         code = generated(engine.step, monkeypatch)
+    shape = engine.caches[0].layout.shape
     assert not whole_caches(code, {cache.layout.shape for cache in engine.caches})
+    copied = f"buf1 = empty_strided_cpu(({', '.join(map(str, shape))}), (1, 1), torch.float32)"
+    assert whole_caches(f"{code}\n{copied}", {shape}) == [copied]

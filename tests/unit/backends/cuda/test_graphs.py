@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.cuda_double import CudaDouble, Graph, doubled_backend
-from support.few import small_kit, small_tree
+from support.few import small_kit
 from support.models import write_tiny_model
 
 from lantern_accel.device.backend import Backend
@@ -298,18 +298,6 @@ def test_a_lost_card_says_what_is_lost_and_what_is_kept(
     with pytest.raises(DeviceLostError, match="while waiting for it"):
         backend.synchronize()
     backend.close()
-
-
-@pytest.mark.long
-def test_dynamo_makes_one_graph_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend, _ = doubled_backend(monkeypatch)
-    small_tree(monkeypatch)
-    with torch.inference_mode():
-        for strategy in ("lantern++", "eagle2"):
-            engine = tiny.tiny_engine(backend, strategy)
-            torch._dynamo.reset()
-            found = torch._dynamo.explain(engine.step)()
-            assert (found.graph_count, found.graph_break_count) == (1, 0)
 
 
 def test_opening_again_takes_no_new_stream(opened: Opened, count: torch.Tensor) -> None:

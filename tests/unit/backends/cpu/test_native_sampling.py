@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from copy import copy
-from typing import Any, get_args
+from functools import partial
+from typing import get_args
 
 import pytest
 import torch
-from support import native
-from support.tree_tensors import draft_tree, random_parents
-from torch import Tensor
+from support import native, sampled
+from support.sampled import RULES, Half, situation, uniform
 
 from lantern_accel.decoding.accept import accept
 from lantern_accel.decoding.logits import Filters
@@ -19,7 +18,6 @@ from lantern_accel.device.plan import Filter
 from lantern_accel.device.sampling import FLOOR
 from lantern_accel.nn.neighbours import neighbour_table
 from lantern_accel.nn.transformer import REFERENCE
-from lantern_accel.strategy.rules import Exact, Lantern, LanternPP, NearestCodes
 from lantern_accel.strategy.values import Residual, Sampling
 from lantern_accel_cpu.backend import DeviceBackend
 from lantern_accel_cpu.native import races, sampling
@@ -40,39 +38,16 @@ FILTERS = [
 ]
 
 
-def uniform(seed: int, *shape: int) -> Tensor:
-    u = torch.rand(shape, generator=torch.Generator().manual_seed(seed))
-    return u.clamp(2.0**-24, 1 - 2.0**-20)
-
-
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("given", FILTERS, ids=str)
 def test_filters_keep_what_the_reference_keeps(unit: str, given: Filter) -> None:
-    kernels = native.kernels(unit)
-    for size in SIZES:
-        logits = 4 * native.draw(size, 3, 2, size)
-        logits[0] = logits[0].round()  # many ties
-        logits[1, 1, ::3] = float("-inf")
-        logits[1, 1, -1] = 0.0
-        want = REFERENCE.filter(logits, given)
-        got = sampling.filter(kernels, logits, given)
-        assert got is not None
-        # Which of some equals stays is the sort's to say; how many is not.
-        some = torch.arange(3) > 0 if given.top_p is not None else slice(None)
-        assert torch.equal((got > 1e-37)[some], (want > 1e-37)[some])
-        assert torch.equal((got > 1e-37).sum(-1), (want > 1e-37).sum(-1))
-        assert float((got.sort(-1).values - want.sort(-1).values).abs().max()) < 1e-6
+    sampled.check_filter(partial(sampling.filter, native.kernels(unit)), given, SIZES)
 
 
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_a_broken_row_is_seen_in_its_probabilities(unit: str, bad: float) -> None:
-    logits = native.draw(1, 2, 40)
-    logits[0, 17 if bad != -float("inf") else slice(None)] = bad
-    got = sampling.filter(native.kernels(unit), logits, Filter(top_k=5, top_p=0.5))
-    assert got is not None
-    assert bool(got[0].isnan().all())
-    assert not bool(got[1].isnan().any())
+    sampled.check_broken_row(partial(sampling.filter, native.kernels(unit)), bad)
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -109,48 +84,7 @@ def test_a_race_is_won_by_the_largest_score(unit: str, size: int) -> None:
 @pytest.mark.parametrize("image_scale", [None, 1.4])
 @pytest.mark.parametrize("whole", [False, True])
 def test_guidance_is_the_reference_s(image_scale: float | None, whole: bool) -> None:
-    kernels = native.kernels()
-    branches, images, count, size = 2 if image_scale is None else 3, 3, 4, 37
-    logits = native.draw(1, branches * images, count, size)
-    scale = torch.tensor([1.0, 4.0, 0.5, 7.5])
-    kind = torch.tensor([0, 1, 1, 0])
-    penalty = torch.zeros(2, size)
-    penalty[1, ::2] = float("-inf")
-    token = torch.randint(0, 4, (images,) if whole else (images, count))
-    for penalties in (None, (kind, penalty)):
-        want = REFERENCE.guide(logits, token, scale, image_scale, penalties)
-        got = sampling.guide(kernels, logits, token, scale, image_scale, penalties)
-        assert got is not None
-        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
-    plain = logits[:images]
-    want = REFERENCE.guide(plain, token, None, None, (kind, penalty))
-    got = sampling.guide(kernels, plain, token, None, None, (kind, penalty))
-    assert got is not None
-    assert torch.equal(got, want)
-    assert sampling.guide(kernels, plain, token, None, None, None) is plain
-
-
-RULES: dict[str, Any] = {
-    "exact": Exact(),
-    "lantern": Lantern(k=6, delta=0.3),
-    "lantern++": LanternPP(k=6, lam=3.0),
-}
-
-
-def situation(seed: int, vocab: int, drawn: bool) -> tuple[Any, Tensor]:
-    """Return a random tree per image, drafted from a guess at the logits that come with it."""
-    rng = random.Random(seed)
-    batch, nodes = 4, rng.randint(1, 14)
-    shapes = [random_parents(rng, nodes) for _ in range(batch)]
-    logits = 2.5 * native.draw(seed, batch, nodes, vocab)
-    q = (logits + native.draw(seed + 1, batch, nodes, vocab)).softmax(-1)
-    picks = REFERENCE.sample(q, uniform(seed, batch, nodes, 4))
-    tokens = torch.zeros(batch, nodes, dtype=torch.int64)
-    for image, parents in enumerate(shapes):
-        for node in range(1, nodes):
-            parent = parents[node]
-            tokens[image, node] = picks[image, parent, node - parents.index(parent, 1)]
-    return draft_tree(shapes, tokens, q=q if drawn else None), logits
+    sampled.check_guidance(partial(sampling.guide, native.kernels()), image_scale, whole)
 
 
 @pytest.mark.product("kind", "residual")
@@ -165,7 +99,7 @@ def test_a_tree_is_walked_as_the_reference_walks(
     backend = NativeCpu(0, native.kernels(unit))
     for seed in range(12):
         vocab = 29 if seed % 2 else 64
-        tree, logits = situation(100 * seed, vocab, drawn)
+        tree, logits = situation(100 * seed, vocab, drawn, 4, (1, 14))
         masked = seed % 3 == 0
         if masked:
             logits[..., ::5] = float("-inf")
@@ -180,24 +114,17 @@ def test_a_tree_is_walked_as_the_reference_walks(
         given.ops = DeviceBackend(0)
         given.ops.filter = backend.filter  # type: ignore[method-assign]  # the rest is compared
         want = accept(tree, logits, given, rule, tests, bonus, masked=masked)
-        assert torch.equal(got.path, want.path)
-        assert torch.equal(got.length, want.length)
-        assert torch.equal(got.bonus, want.bonus)
-        torch.testing.assert_close(got.weights, want.weights, rtol=1e-4, atol=1e-6)
-        torch.testing.assert_close(got.quality_loss, want.quality_loss, rtol=1e-4, atol=1e-5)
-        accepted += int(got.length.sum())
-        refused += int((got.length == 0).sum())
+        fields = ("path", "length", "bonus", "weights", "quality_loss")
+        ours, theirs = ([getattr(one, name) for name in fields] for one in (got, want))
+        kept, none = sampled.check_walk(ours, theirs)
+        accepted, refused = accepted + kept, refused + none
     assert accepted > 4
     assert refused > 4
 
 
 def test_a_rule_of_another_kind_goes_the_reference_s_way() -> None:
-    class Half(NearestCodes):
-        def bound_mass(self, px: Tensor, runtime_params: Tensor) -> Tensor:
-            return 0.5 * px
-
     backend = NativeCpu(0, native.kernels())
-    tree, logits = situation(3, 29, True)
+    tree, logits = situation(3, 29, True, 4, (1, 14))
     table = neighbour_table(native.draw(5, 29, 3), 8)
     rule = Rule(Half(kind="half", k=4), "aggregate", table, torch.tensor([]))
     tests, bonus = uniform(1, 4, sum(tree.max_children)), uniform(2, 4)

@@ -5,31 +5,21 @@ They run in a process of their own (:mod:`support.interpreter`).
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
 import torch
+from support import sampled
 from support.cuda_double import doubled_backend
 from support.interpreter import compiles, interpreted
-from support.tree_tensors import draft_tree, random_parents
-from torch import Tensor
+from support.sampled import RULES, Half, normal, situation, uniform
 
 from lantern_accel.decoding.accept import accept_sampling
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.device.plan import Filter
 from lantern_accel.nn.neighbours import neighbour_table
 from lantern_accel.nn.transformer import REFERENCE
-from lantern_accel.strategy.rules import Exact, Lantern, LanternPP, NearestCodes
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def uniform(seed: int, *shape: int) -> Tensor:
-    u = torch.rand(shape, generator=torch.Generator().manual_seed(seed))
-    return u.clamp(2.0**-24, 1 - 2.0**-20)
+from lantern_accel.strategy.rules import Exact, LanternPP
 
 
 @pytest.fixture
@@ -69,19 +59,7 @@ FILTERS = [
 def test_filters_keep_what_the_reference_keeps(given: Filter) -> None:
     from lantern_accel_cuda.kernels import sampling
 
-    for size in SIZES:
-        logits = 4 * normal(size, 2, 2, size)
-        logits[0] = logits[0].round()  # many ties
-        logits[1, 1, ::3] = float("-inf")
-        logits[1, 1, -1] = 0.0
-        want = REFERENCE.filter(logits, given)
-        got = sampling.filter(logits, given)
-        assert got is not None
-        # Which of some equals stays is the sort's to say; how many is not.
-        some = torch.arange(2) > 0 if given.top_p is not None else slice(None)
-        assert torch.equal((got > 1e-37)[some], (want > 1e-37)[some])
-        assert torch.equal((got > 1e-37).sum(-1), (want > 1e-37).sum(-1))
-        assert float((got.sort(-1).values - want.sort(-1).values).abs().max()) < 1e-6
+    sampled.check_filter(sampling.filter, given, SIZES)
 
 
 @interpreted
@@ -111,12 +89,7 @@ def test_equal_values_stay_by_code_while_there_is_room() -> None:
 def test_a_broken_row_is_seen_in_its_probabilities(bad: float) -> None:
     from lantern_accel_cuda.kernels import sampling
 
-    logits = normal(1, 2, 40)
-    logits[0, 17 if bad != -float("inf") else slice(None)] = bad
-    got = sampling.filter(logits, Filter(top_k=5, top_p=0.5))
-    assert got is not None
-    assert bool(got[0].isnan().all())
-    assert not bool(got[1].isnan().any())
+    sampled.check_broken_row(sampling.filter, bad)
 
 
 @interpreted
@@ -149,46 +122,7 @@ def test_draws_are_the_reference_s_but_where_rounding_decides() -> None:
 def test_guidance_is_the_reference_s(image_scale: Any, whole: bool) -> None:
     from lantern_accel_cuda.kernels import sampling
 
-    branches, images, count, size = 2 if image_scale is None else 3, 3, 4, 37
-    logits = normal(1, branches * images, count, size)
-    scale = torch.tensor([1.0, 4.0, 0.5, 7.5])
-    kind = torch.tensor([0, 1, 1, 0])
-    penalty = torch.zeros(2, size)
-    penalty[1, ::2] = float("-inf")
-    token = torch.arange(images) if whole else torch.arange(images * count).view(images, -1) % 4
-    for penalties in (None, (kind, penalty)):
-        want = REFERENCE.guide(logits, token, scale, image_scale, penalties)
-        got = sampling.guide(logits, token, scale, image_scale, penalties)
-        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
-    plain = logits[:images]
-    want = REFERENCE.guide(plain, token, None, None, (kind, penalty))
-    got = sampling.guide(plain, token, None, None, (kind, penalty))
-    assert got is not None
-    assert torch.equal(got, want)
-    assert sampling.guide(plain, token, None, None, None) is plain
-
-
-RULES: dict[str, Any] = {
-    "exact": Exact(),
-    "lantern": Lantern(k=6, delta=0.3),
-    "lantern++": LanternPP(k=6, lam=3.0),
-}
-
-
-def situation(seed: int, vocab: int, drawn: bool) -> tuple[Any, Tensor]:
-    """Return a random tree per image, drafted from a guess at the logits that come with it."""
-    rng = random.Random(seed)
-    batch, nodes = 3, rng.randint(2, 10)
-    shapes = [random_parents(rng, nodes) for _ in range(batch)]
-    logits = 2.5 * normal(seed, batch, nodes, vocab)
-    q = (logits + normal(seed + 1, batch, nodes, vocab)).softmax(-1)
-    picks = REFERENCE.sample(q, uniform(seed, batch, nodes, 4))
-    tokens = torch.zeros(batch, nodes, dtype=torch.int64)
-    for image, parents in enumerate(shapes):
-        for node in range(1, nodes):
-            parent = parents[node]
-            tokens[image, node] = picks[image, parent, node - parents.index(parent, 1)]
-    return draft_tree(shapes, tokens, q=q if drawn else None), logits
+    sampled.check_guidance(sampling.guide, image_scale, whole)
 
 
 def walked(kind: str, residual: Any, drawn: bool, seeds: int) -> tuple[int, int]:
@@ -199,7 +133,7 @@ def walked(kind: str, residual: Any, drawn: bool, seeds: int) -> tuple[int, int]
     refused = accepted = 0
     for seed in range(seeds):
         vocab = 29 if seed % 2 else 150
-        tree, logits = situation(100 * seed, vocab, drawn)
+        tree, logits = situation(100 * seed, vocab, drawn, 3, (2, 10))
         if seed % 3 == 0:
             logits[..., ::5] = float("-inf")
         table = None
@@ -211,17 +145,13 @@ def walked(kind: str, residual: Any, drawn: bool, seeds: int) -> tuple[int, int]
         tests, bonus = whole[:, 2:-1], whole[:, -1]
         found = kernels.accept(tree, logits, given, rule.given, tests, bonus)
         assert found is not None
-        path, length, token, weights, quality_loss = found
         probs = sampling.filter(logits, given)
         assert probs is not None
         want = accept_sampling(tree, probs, rule, tests, bonus)
-        assert torch.equal(path, want.path)
-        assert torch.equal(length, want.length)
-        assert torch.equal(token, want.bonus)
-        torch.testing.assert_close(weights, want.weights, rtol=1e-4, atol=1e-6)
-        torch.testing.assert_close(quality_loss, want.quality_loss, rtol=1e-4, atol=1e-5)
-        accepted += int(length.sum())
-        refused += int((length == 0).sum())
+        kept, none = sampled.check_walk(
+            found, (want.path, want.length, want.bonus, want.weights, want.quality_loss)
+        )
+        accepted, refused = accepted + kept, refused + none
     return accepted, refused
 
 
@@ -248,11 +178,7 @@ def test_a_tree_is_walked_as_the_reference_walks(kind: str, residual: str, drawn
 
 @interpreted
 def test_what_has_no_kernel_goes_the_reference_s_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Half(NearestCodes):
-        def bound_mass(self, px: Tensor, runtime_params: Tensor) -> Tensor:
-            return 0.5 * px
-
-    tree, logits = situation(3, 29, True)
+    tree, logits = situation(3, 29, True, 3, (2, 10))
     table = neighbour_table(normal(5, 29, 3), 8)
     tests, bonus = uniform(1, 3, sum(tree.max_children)), uniform(2, 3)
     runtime_params = torch.tensor([2.0])
@@ -282,7 +208,7 @@ def test_the_backend_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = Rule(Exact()).given
     assert backend.guide(logits, token, None) is made["guide"]
     assert backend.filter(logits, Filter()) is made["filter"]
-    tree, _ = situation(3, 29, True)
+    tree, _ = situation(3, 29, True, 3, (2, 10))
     given = tree, logits, Filter(), rule, token, token
     assert backend.accept(*given, False) is made["accept"]
     for shape, count in (((2, 3), None), ((2, 3, 1), 1)):

@@ -67,7 +67,7 @@ def check_broken_row(run: Callable[[Tensor, Filter], Tensor | None], bad: float)
 
 
 def check_guidance(run: Callable[..., Tensor | None], image_scale: Any, whole: bool) -> None:
-    """Compare guided logits with and without penalties, and of one branch; ``whole``: a token an image."""
+    """Compare guided logits, also with penalties and of one branch; ``whole``: one token an image."""
     branches, images, count, size = 2 if image_scale is None else 3, 3, 4, 37
     logits = normal(1, branches * images, count, size)
     scale = torch.tensor([1.0, 4.0, 0.5, 7.5])

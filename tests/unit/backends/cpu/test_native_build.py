@@ -18,6 +18,9 @@ from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import BackendError
 from lantern_accel_cpu.native import build, library
 
+#: Where the libraries of these tests lie.
+LIBRARIES = os.environ[build.FOLDER_VARIABLE]
+
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -105,6 +108,22 @@ def test_a_library_that_cannot_be_loaded_is_told_of(
     _compiler(monkeypatch, tmp_path, 'for last; do :; done; echo nothing > "$last"')
     with pytest.warns(UserWarning, match="cannot be loaded"):
         assert _kernels({}) is None
+
+
+@native.needs_native
+def test_a_wheels_library_of_other_sources_is_built_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(build.FOLDER_VARIABLE, LIBRARIES)
+    units, built = build.chosen_units(), []
+    monkeypatch.setattr(build, "PREBUILT", build.build_library(units))
+    assert library.load().unit in units
+    monkeypatch.setattr(build, "digest", lambda: "other")
+    monkeypatch.setattr(build, "build_library", lambda units: built.append(units) or build.PREBUILT)
+    for compiler, made in (("c++", [units]), (None, [])):
+        built.clear()
+        monkeypatch.setattr(build, "compiler", lambda compiler=compiler: compiler)
+        with pytest.raises(BackendError, match="of other sources"):
+            library.load()
+        assert built == made
 
 
 @native.needs_native

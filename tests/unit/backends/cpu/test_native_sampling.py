@@ -167,3 +167,15 @@ def test_the_best_of_equal_values_are_the_first() -> None:
     with NativeCpu(0, native.kernels(UNITS[0])) as backend:
         values, places = backend.best(torch.tensor([[1.0, 3.0, 1.0, 3.0, 2.0, 1.0]]), 4)
     assert values.tolist() == [[3.0, 3.0, 2.0, 1.0]] and places.tolist() == [[1, 3, 4, 0]]
+
+
+def test_what_no_kernel_takes_goes_the_reference_s_way() -> None:
+    backend, keys = NativeCpu(0, native.kernels()), torch.tensor([[5, -6, 1]], dtype=torch.int32)
+    weights, places = native.draw(1, 1, 2, 9).softmax(-1), torch.tensor([[3, 4]])
+    assert torch.equal(
+        backend.race(weights, keys, places, 3), REFERENCE.race(weights, keys, places, 3)
+    )
+    logits = native.draw(2, 3, 8).half()
+    assert torch.equal(backend.filter(logits, Filter()), DeviceBackend(0).filter(logits, Filter()))
+    x = native.draw(3, 3, 8).requires_grad_()
+    assert backend.swiglu(x).requires_grad

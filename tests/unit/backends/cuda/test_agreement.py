@@ -59,6 +59,11 @@ def scaled(honest: Any) -> Any:
     return lambda *given: honest(*given) * 1.01
 
 
+def other_codes(honest: Any) -> Any:
+    """Draw each code but the last one further, the same from call to call."""
+    return lambda weights, *given: (honest(weights, *given) + 1).clamp(max=weights.shape[-1] - 1)
+
+
 def no_number(honest: Any) -> Any:
     return lambda *given: honest(*given) * float("nan")
 
@@ -130,6 +135,7 @@ LONGER: list[tuple[str, str, Fault]] = [
     ("rotate_write", "fused.rotate_write", scaled),
     ("attend", "tree_attention.attend", scaled),
     ("guide", "sampling.guide", scaled),
+    ("draw", "sampling.sample_codes", other_codes),
     ("race", "race._PARITY", lambda honest: type(honest)(0x1BD11BDB)),
     ("race", "race._mix", rotation),
     ("race", "race.exponential_of", lambda honest: lambda words: honest(words) * 1.01 + 0.01),

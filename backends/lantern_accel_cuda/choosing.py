@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,13 +22,16 @@ from lantern_accel.errors import (
     DeviceMemoryError,
     NotCapturableError,
 )
+from lantern_accel_cuda.agreement import Site
 from lantern_accel_cuda.faults import by_kernel, explained, is_lost
+from lantern_accel_cuda.graphs import Recorder
 from lantern_accel_cuda.handles import event
+from lantern_accel_cuda.options import has_triton
 from lantern_accel_cuda.trust import Kept
 
-if TYPE_CHECKING:
-    from lantern_accel_cuda.agreement import Site
-    from lantern_accel_cuda.graphs import Recorder
+if has_triton():
+    from lantern_accel_cuda import layers
+    from lantern_accel_cuda.kernels import few
 
 #: Most rows of a class, each of which has a choice, and the rows that are timed for it: a plain step with
 #: guidance, windows of 16, and windows of 32 or of a batch.
@@ -105,8 +107,6 @@ def time_stage(
     Small matrices, and all where not ``timed``, are compared alone, in the first shape. Raises
     NotCapturableError and DeviceMemoryError where they cannot be timed.
     """
-    from lantern_accel_cuda.kernels import few
-
     nbytes = dtype.itemsize * outputs * inputs
     timed = timed and nbytes >= LEAST_BYTES
     found: Times = {}
@@ -140,8 +140,6 @@ def _call(
     site: Site, stage: str, outputs: int, inputs: int, dtype: torch.dtype, rows: int
 ) -> Callable[[int | None, Tensor], tuple[Tensor, ...]]:
     """Return a function of a shape and a weight that does a stage on ``rows`` rows; it returns all."""
-    from lantern_accel_cuda import layers
-
     x, cores = site.numbers(1, 1, rows, inputs, dtype=dtype), site.cores
     norm = Norm(torch.ones(inputs, dtype=dtype, device=site.device), 1e-5)
     if stage == "sums":

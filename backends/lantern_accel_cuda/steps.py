@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from lantern_accel.device.kv_cache import Pass
 from lantern_accel.device.plan import FusedStep, NoDrafts, StepPlan, TargetModel, WindowPlan
 from lantern_accel.nn.rounding import Rounded
+from lantern_accel_cuda.options import has_triton
 
-if TYPE_CHECKING:
-    from lantern_accel_cuda.kernels.guess import Guesses
-    from lantern_accel_cuda.layers import Ops
+if has_triton():
+    from lantern_accel_cuda import layers
+    from lantern_accel_cuda.kernels.advance import MOST_POSITIONS, Advance
+    from lantern_accel_cuda.kernels.enter import enter
+    from lantern_accel_cuda.kernels.guess import MOST_RANK, Guesses
 
 #: The version of plans that these steps were written for.
 PLAN_VERSION = 3
@@ -36,8 +39,6 @@ def explain_refusal(plan: StepPlan) -> str:
         return "the rule is relaxed"
     if isinstance(s, NoDrafts):
         return "" if plan.sizes.nodes == 1 else "plain decoding has more than one position"
-    from lantern_accel_cuda.kernels.advance import MOST_POSITIONS
-
     if not isinstance(s, WindowPlan):
         return "drafts are a tree's"
     if plan.sizes.nodes > MOST_POSITIONS:
@@ -45,8 +46,6 @@ def explain_refusal(plan: StepPlan) -> str:
     if s.above is not None or s.code_kind is not None:
         return "not every token may be any code, or rows differ"
     if s.head is not None:
-        from lantern_accel_cuda.kernels.guess import MOST_RANK
-
         if plan.target is None:
             return "a draft head guesses, from states that logits alone do not give"
         wide = len(s.head.mid) > MOST_RANK
@@ -75,13 +74,9 @@ def fused_step(ops: Any, plan: StepPlan, cores: int = 1) -> FusedStep:
     ``plan``: one that :func:`explain_refusal` says nothing of. ``ops`` filters; for a plan with a target
     it is the backend, with the stages of :mod:`.layers`. ``cores``: the card's multiprocessors.
     """
-    from lantern_accel_cuda.kernels.advance import Advance
-
     source, guesses, last = plan.source, None, plan.sizes.tokens - 1
     assert isinstance(source, NoDrafts | WindowPlan)
     if isinstance(source, WindowPlan) and source.head is not None:
-        from lantern_accel_cuda.kernels.guess import Guesses
-
         guesses = Guesses(plan.buffers, source, plan.sizes.nodes, last)
         source = guesses.rest
     advance = Advance(plan.buffers, source, plan.sizes.nodes, last)
@@ -98,12 +93,14 @@ def fused_step(ops: Any, plan: StepPlan, cores: int = 1) -> FusedStep:
 
 
 def _whole(
-    ops: Ops, plan: StepPlan, target: TargetModel, after: Step, guesses: Guesses | None, cores: int
+    ops: layers.Ops,
+    plan: StepPlan,
+    target: TargetModel,
+    after: Step,
+    guesses: Guesses | None,
+    cores: int,
 ) -> Step:
     """Return the whole step: what stands before the pass in one kernel, the blocks, what follows it."""
-    from lantern_accel_cuda import layers
-    from lantern_accel_cuda.kernels.enter import enter
-
     at, b, stack, layout = plan.sizes, plan.buffers, target.stack, target.cache.layout
     rotary, room = (target.cos, target.sin), at.slots - at.prefix - 1
 

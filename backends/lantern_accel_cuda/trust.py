@@ -27,6 +27,7 @@ from filelock import FileLock
 from lantern_accel.device.waiting import waiting
 from lantern_accel.errors import DeviceLostError, LanternWarning
 from lantern_accel.files import persistent_dir, read_record, write_record
+from lantern_accel_cuda import faults
 
 Check = Callable[[], object]
 #: Runs checks by name in other processes; asks, for each, whether its verdict is there.
@@ -140,8 +141,6 @@ class Trust:
         try:
             self._ready()
         except Exception as error:
-            from lantern_accel_cuda import faults
-
             if faults.is_lost(error):
                 raise DeviceLostError(
                     f"the GPU stopped working before its kernels were checked ({_line(error)}); start a "
@@ -150,8 +149,6 @@ class Trust:
             raise
 
     def _lacks(self, error: Exception) -> None:
-        from lantern_accel_cuda import faults
-
         self._able = False
         warnings.warn(
             "Triton does not work here, and torch's operators serve in place of all its kernels: "
@@ -201,8 +198,6 @@ class Trust:
                     note.unlink(missing_ok=True)
 
     def _record_failure(self, kernel: str, error: Exception) -> None:
-        from lantern_accel_cuda import faults
-
         lost, by_kernel = faults.is_lost(error), faults.by_kernel(error)
         if by_kernel:
             self.kept.keep(kernel, _line(error))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from lantern_accel.device.spec import check_options
-from lantern_accel.errors import DeviceRequestError, did_you_mean
+from lantern_accel.errors import DeviceRequestError, LanternWarning, did_you_mean
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "preset": ("fast", "safe", "exact"),
@@ -57,7 +59,8 @@ class Options:
                 near = did_you_mean(str(value), CHOICES[name])
                 raise DeviceRequestError(f"backend 'cuda' got {name}={value!r}{near}")
         options = cls(**given, asked=given.get("graph", "off") != "off")
-        if (preset := given.get("preset", "safe")) != "safe" and not has_triton():
+        preset, spec = given.get("preset", "safe"), importlib.util.find_spec("triton")
+        if preset != "safe" and spec is None:
             raise DeviceRequestError(
                 f"backend 'cuda' got preset={preset}, but the package triton is not installed; torch's "
                 "CUDA builds for Linux have it: install one of those, or give preset=safe"
@@ -71,8 +74,20 @@ class Options:
 
 
 def has_triton() -> bool:
-    """Return whether the package triton is installed."""
-    return importlib.util.find_spec("triton") is not None
+    """Return whether Triton can be imported; says so where it is installed and cannot be."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    try:
+        importlib.import_module("triton")
+    except Exception as error:
+        warnings.warn(
+            f"Triton cannot be imported ({error}), and torch's operators serve in place of its kernels; "
+            "install the release that torch names, or give --option preset=safe",
+            LanternWarning,
+            stacklevel=2,
+        )
+        return False
+    return True
 
 
 def check_name(kernel: str, dtype: Any, rule: str = "exact, aggregate") -> str:

@@ -184,6 +184,19 @@ def test_without_triton_torch_serves_unless_fast_was_asked_for(
         Options.read({"preset": "fast"})
 
 
+def test_a_triton_that_cannot_be_imported_leaves_torch_s_operators(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(name: str) -> None:
+        raise ImportError("libstdc++.so.6: version not found")
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(importlib, "import_module", broken)
+    with pytest.warns(LanternWarning, match=r"cannot be imported \(libstdc.*preset=safe"):
+        assert not Options.read({}).fused
+    assert not Options.read({"preset": "safe"}).fused
+
+
 def test_a_node_of_many_cards_has_the_time_that_its_driver_takes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ from lantern_accel.device.capture import HostCopy
 from lantern_accel_cuda import faults
 from lantern_accel_cuda.handles import event
 
-#: Copies that are made room for at first.
+#: Copies that may be under way before more memory is taken.
 SLOTS = 4
 
 

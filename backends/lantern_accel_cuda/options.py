@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import warnings
 from collections.abc import Mapping
@@ -78,7 +77,7 @@ def has_triton() -> bool:
     if importlib.util.find_spec("triton") is None:
         return False
     try:
-        importlib.import_module("triton")
+        import triton  # noqa: F401 (some installations cannot load it)
     except Exception as error:
         warnings.warn(
             f"Triton cannot be imported ({error}), and torch's operators serve in place of its kernels; "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 import warnings
 from pathlib import Path
 
@@ -185,13 +186,11 @@ def test_without_triton_torch_serves_unless_fast_was_asked_for(
 
 
 def test_a_triton_that_cannot_be_imported_leaves_torch_s_operators(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def broken(name: str) -> None:
-        raise ImportError("libstdc++.so.6: version not found")
-
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setattr(importlib, "import_module", broken)
+    (tmp_path / "triton.py").write_text("raise ImportError('libstdc++.so.6: version not found')")
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
     with pytest.warns(LanternWarning, match=r"cannot be imported \(libstdc.*preset=safe"):
         assert not Options.read({}).fused
     assert not Options.read({"preset": "safe"}).fused

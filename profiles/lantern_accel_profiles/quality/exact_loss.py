@@ -62,10 +62,11 @@ class _Node:
         rule = self.rule
         return None if rule.neighbours is None or not rule.acceptance.k else rule.neighbours
 
-    def branches(self, codes: int) -> int:
-        """Return over how many codes a rejection is summed."""
+    def branches(self, rows: int, codes: int) -> int:
+        """Return over how many codes a rejection is summed, in each of ``rows``; 0: of later drafts."""
+        least = FEWEST if rows == 1 else 0
         reads = max(self.rule.acceptance.k, 1)
-        return self.limit or max(FEWEST, AT_ONCE // (codes * reads))
+        return self.limit or max(least, AT_ONCE // (rows * codes * reads))
 
 
 def _certain_law(node: _Node, p: Tensor, codes: Tensor) -> Tensor:
@@ -140,27 +141,30 @@ def _last_refusals(node: _Node, p: Tensor, q: Tensor, refused: Tensor, absorbed:
 def _sampled_law(
     node: _Node, p: Tensor, q: Tensor, left: Tensor | None, drafts: int, uniform: Tensor
 ) -> Tensor:
-    """Return the distributions ``[n, V]`` with ``drafts`` more to come.
+    """Return the distributions ``[n, V]`` with ``drafts`` more to come, from ``q [n, V]``, not replaced.
 
-    A rejection is summed over all codes where that is little work; else one code stands for all.
+    ``uniform [n, drafts]`` picks the rejections that stand for those that are not summed; the
+    distribution's mean over uniforms is the token's.
     """
     none = q.sum(-1, keepdim=True) <= NOTHING
     kept, absorbed = _keep_mass(node, p, q, left)
     refused = (q - kept).clamp(min=0.0)
     if drafts == 1:
         law = kept + _last_refusals(node, p, q, refused, absorbed)
-    elif len(p) * p.shape[1] ** 2 * max(node.rule.acceptance.k, 1) <= AT_ONCE:
-        n, vocab = p.shape
-        x = torch.arange(vocab).repeat(n)
-        every_p, every_q = p.repeat_interleave(vocab, 0), q.repeat_interleave(vocab, 0)
-        budget = None if left is None else left.repeat_interleave(vocab)
-        turned = uniform[:, 1:].repeat_interleave(vocab, 0)
-        after = _refuse(node, every_p, every_q, x, budget, drafts, turned).view(n, vocab, vocab)
-        law = kept + (refused.unsqueeze(-1) * after).sum(1)
-    else:
-        x = _inverse(refused, uniform[:, 0])
-        after = _refuse(node, p, q, x, left, drafts, uniform[:, 1:])
-        law = kept + refused.sum(-1, keepdim=True) * after
+        return torch.where(none, p, law)
+    n, vocab = p.shape
+    most = max(int((refused > NOTHING).sum(-1).max()), 1)
+    weights, x = refused.topk(min(most, node.branches(n, vocab)), -1)
+    if x.shape[1] < most:
+        rest = refused.scatter(-1, x, 0.0)
+        x = torch.cat((x, _inverse(rest, uniform[:, 0]).unsqueeze(-1)), -1)
+        weights = torch.cat((weights, rest.sum(-1, keepdim=True)), -1)
+    count = x.shape[1]
+    turned = (uniform[:, None, 1:] + GOLDEN * torch.arange(count).unsqueeze(1)) % 1.0
+    every_p, every_q = p.repeat_interleave(count, 0), q.repeat_interleave(count, 0)
+    budget = None if left is None else left.repeat_interleave(count)
+    after = _refuse(node, every_p, every_q, x.flatten(), budget, drafts, turned.flatten(0, 1))
+    law = kept + (weights.unsqueeze(-1) * after.view(n, count, vocab)).sum(1)
     return torch.where(none, p, law)
 
 
@@ -183,41 +187,6 @@ def _refuse(
     less = less / less.sum(-1, keepdim=True).clamp(min=NOTHING)
     rest = _rest(left, test.quality_loss, test.probability)
     return _sampled_law(node, after, less, rest, drafts - 1, uniform)
-
-
-def _summed_law(node: _Node, p: Tensor, q: Tensor, drafts: int, uniform: Tensor) -> Tensor:
-    """Return the distribution ``[V]`` of a token with ``drafts`` from ``q [V]``, not replaced.
-
-    ``uniform [drafts]`` picks the rejections that stand for those that are not summed; the
-    distribution's mean over uniforms is the token's.
-    """
-    left = None if node.rule.budget is None else node.rule.budget.expand(1)
-    now, drafted = p.unsqueeze(0), q.unsqueeze(0)
-    if drafts == 1:
-        return _sampled_law(node, now, drafted, left, 1, uniform.unsqueeze(0))[0]
-    kept, _ = _keep_mass(node, now, drafted, left)
-    refused = (drafted - kept).clamp(min=0.0)[0]
-    count = int((refused > NOTHING).sum())
-    if not count:
-        return kept[0] + torch.where(refused > 0, refused, 0.0).sum() * p
-    top = min(count, node.branches(len(p)))
-    weights, x = refused.topk(top)
-    rest = refused.scatter(0, x, 0.0)
-    if top < count:
-        x = torch.cat((x, _inverse(rest.unsqueeze(0), uniform[:1])))
-        weights = torch.cat((weights, rest.sum().unsqueeze(0)))
-    n = len(x)
-    turned = (uniform[1:] + GOLDEN * torch.arange(n).unsqueeze(1)) % 1.0
-    after = _refuse(
-        node,
-        now.expand(n, -1),
-        drafted.expand(n, -1),
-        x,
-        None if left is None else left.expand(n),
-        drafts,
-        turned,
-    )
-    return kept[0] + (weights.unsqueeze(-1) * after).sum(0)
 
 
 def token_cost(
@@ -259,7 +228,9 @@ def token_cost(
         nothing = p.new_zeros(1)
         p, q = torch.cat((p[some], nothing)), torch.cat((q[some], nothing))
     node = _Node(rule, depth, allowed, branches)
-    law = _summed_law(node, p, q, drafts, uniform.double())
+    left = None if rule.budget is None else rule.budget.expand(1)
+    now, drafted, numbers = (one.unsqueeze(0) for one in (p, q, uniform.double()))
+    law = _sampled_law(node, now, drafted, left, drafts, numbers)[0]
     return float((law - p).clamp(min=0.0).sum())
 
 

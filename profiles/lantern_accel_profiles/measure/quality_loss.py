@@ -71,8 +71,7 @@ class ScoredImages:
 class QualityStudy:
     """Generates each set of images once and compares relaxed strategies with exact ones.
 
-    ``images`` per strategy, prompts in turn; ``beat`` is called after every chunk, for progress, when
-    ``drawn`` images are done.
+    ``images`` per strategy, prompts in turn; ``beat`` is called after every chunk, for progress.
     """
 
     pipeline: Pipeline
@@ -81,7 +80,6 @@ class QualityStudy:
     seed: int
     temperature: float
     beat: Callable[[str], None] = lambda text: None
-    drawn: int = 0
     _sets: dict[tuple[str, int], ScoredImages] = field(default_factory=dict)
     _features: dict[tuple[str, int], intervals.Array] = field(default_factory=dict)
 
@@ -111,7 +109,6 @@ class QualityStudy:
             tokens.append(done.tokens)
             moved.append(relaxed_mass(done))
             pixels.append(self.pipeline.pixels(done.tokens))
-            self.drawn += count
             self.beat(f"quality loss: {strategy.name}: {start + count} of {images} images")
         return ScoredImages(torch.cat(tokens), torch.cat(moved), torch.cat(pixels))
 

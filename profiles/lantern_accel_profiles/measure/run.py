@@ -387,7 +387,7 @@ class Profiler(Measurement):
             images_for(self._count_relaxed(temperature), self.request.plan.quality_images)
             for temperature in self.request.temperatures
         )
-        seconds = seconds_left(self.cells, self.request.plan, self.number, images)
+        seconds = seconds_left(self.cells, self.request.plan, images)
         return "" if seconds is None else f"; {about(seconds)} left"
 
     def _warm(self, cells: list[Cell]) -> None:
@@ -451,16 +451,8 @@ class Profiler(Measurement):
             return
         images = self.request.plan.quality_images
         self.say(f"quality loss: {images} images per strategy{self._describe_left()}")
-        pieces = images_for(self._count_relaxed(temperature), images)
-        began = time.perf_counter()
-
-        def report(text: str) -> None:
-            each = (time.perf_counter() - began) / max(study.drawn, 1)
-            left = about(each * max(pieces - study.drawn, 0))
-            self.say(f"{text}; {left} left" if study.drawn else text)
-
         study = QualityStudy(
-            self.pipeline, self.prompts, images, self.request.seed, temperature, report
+            self.pipeline, self.prompts, images, self.request.seed, temperature, self.say
         )
         every = [s for batch in self.request.batches for s in self._strategies(temperature, batch)]
         for strategy in dict.fromkeys(every):

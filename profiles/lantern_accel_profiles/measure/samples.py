@@ -24,7 +24,6 @@ from lantern_accel.strategy.values import Strategy
 from lantern_accel_profiles.measure.environment import LoadWatch
 from lantern_accel_profiles.measure.record import (
     STEP_PHASES,
-    WARMUPS,
     Cell,
     MemoryPeak,
     Plan,
@@ -245,8 +244,8 @@ Entry = TypeVar("Entry")
 RECENT = 5
 #: Timed samples per cell at most, however fast the device is.
 MOST_SAMPLES = 300
-#: Decodings that a cold cell takes before its first sample, and a warm one after a break.
-COLD, WARM = 7, 4
+#: Decodings that a cell usually takes before its first sample.
+COLD = 7
 
 
 def interleave(
@@ -275,48 +274,25 @@ def about(seconds: float) -> str:
     return f"about {round(seconds / 60)} min" if seconds < 5400 else f"about {seconds / 3600:.1f} h"
 
 
-def request_seconds(cell: Cell, cells: Sequence[Cell]) -> float | None:
-    """Return the seconds that the next request of a cell should take; None where nothing is known.
-
-    A cell that has not run is taken for its strategy at another batch size, or else for the median cell,
-    in proportion to its images.
-    """
-    own = _own_seconds(cell)
-    if own is not None:
-        return own
-    known = [(one, seconds) for one in cells if (seconds := _own_seconds(one)) is not None]
-    alike = [each for each in known if each[0].strategy.name == cell.strategy.name] or known
-    if not alike:
-        return None
-    return cell.batch * statistics.median(seconds / one.batch for one, seconds in alike)
-
-
-def _own_seconds(cell: Cell) -> float | None:
-    recent = [s.wall for s in cell.samples[-RECENT:] if is_measured(s.wall)]
-    if recent:
-        return statistics.median(recent)
-    return min((w.seconds for w in cell.warmup[1:]), default=None)
-
-
-def seconds_left(cells: Sequence[Cell], plan: Plan, session: int, images: int = 0) -> float | None:
+def seconds_left(cells: Sequence[Cell], plan: Plan, images: int = 0) -> float | None:
     """Return the seconds until every cell has its samples, and ``images`` more for quality.
 
-    ``session``: the one that is running; warm-up is repeated in each. None: nothing has run yet.
+    A cell that has not run is taken for the median cell, in proportion to its images. None: nothing has
+    run yet.
     """
-    total, per_image = 0.0, []
+    rates = []
     for cell in cells:
-        each = request_seconds(cell, cells)
-        if each is None:
-            return None
-        per_image.append(each / cell.batch)
-        taken = sum(s.wall for s in cell.samples if is_measured(s.wall))
-        missing = max(plan.samples - len(cell.samples), 0)
-        most = (MOST_SAMPLES - len(cell.samples)) * each
-        waiting = max(missing * each, min(plan.seconds - taken, most))
-        if waiting <= 0:
-            continue
-        warm = sum(w.session == session for w in cell.warmup)
-        ready = warm >= WARMUPS and any(s.session == session for s in cell.samples)
-        usual = COLD if not cell.warmup else WARM
-        total += waiting + (0.0 if ready else max(usual - warm, 0) * each)
-    return total + (images * statistics.median(per_image) if per_image else 0.0)
+        recent = [s.wall for s in cell.samples[-RECENT:] if is_measured(s.wall)]
+        recent = recent or [w.seconds for w in cell.warmup[1:]]
+        rates.append(statistics.median(recent) / cell.batch if recent else None)
+    known = [rate for rate in rates if rate is not None]
+    if not known:
+        return None
+    usual = statistics.median(known)
+    total = images * usual
+    for cell, rate in zip(cells, rates, strict=True):
+        each = cell.batch * (rate or usual)
+        wanted = max(plan.samples, min(plan.seconds / each, MOST_SAMPLES))
+        first = 0 if cell.samples else max(COLD - len(cell.warmup), 0)
+        total += each * (max(wanted - len(cell.samples), 0) + first)
+    return total

@@ -6,7 +6,7 @@ import pytest
 from support.runs import change_samples, invented_cell, strategies
 
 from lantern_accel_profiles.measure.record import Cell, Plan, Warmup
-from lantern_accel_profiles.measure.samples import COLD, WARM, request_seconds, seconds_left
+from lantern_accel_profiles.measure.samples import COLD, seconds_left
 
 PLAN = Plan(quick=True, samples=10, seconds=0, quality_images=0)
 
@@ -24,40 +24,24 @@ def untouched(name: str = "vanilla", batch: int = 1) -> Cell:
 def test_a_request_takes_what_the_last_ones_took() -> None:
     one = cell(samples=8)
     one.samples[0].wall = 90.0  # long ago
-    assert request_seconds(one, [one]) == 2.0
+    assert seconds_left([one], PLAN) == 2 * 2.0
     warm = untouched()
-    warm.warmup = [Warmup(session=1, seconds=s) for s in (30.0, 3.0, 2.5)]
-    assert request_seconds(warm, [warm]) == 2.5
-    assert request_seconds(untouched(), [untouched()]) is None
-
-
-def test_what_has_not_run_is_taken_for_its_like_by_images() -> None:
-    known = [cell("vanilla", wall=2.0), cell("eagle", wall=1.0)]
-    assert request_seconds(untouched("eagle", 4), known) == 4.0
-    assert request_seconds(untouched("lantern++", 4), known) == 6.0
+    warm.warmup = [Warmup(session=1, seconds=s) for s in (30.0, 3.0, 2.0)]
+    assert seconds_left([warm], PLAN) == (10 + COLD - 3) * 2.5
+    assert seconds_left([untouched()], PLAN) is None
 
 
 def test_everything_that_is_left_counts_from_the_start() -> None:
-    running, later = cell(samples=4), untouched("vanilla", 4)
-    alone = seconds_left([running], PLAN, session=1)
-    assert alone == 6 * 2.0
-    assert seconds_left([running, later], PLAN, session=1) == alone + (10 + COLD) * 8.0
-    assert seconds_left([running], PLAN, session=1, images=16) == alone + 16 * 2.0
-    # After a break warm-up is repeated.
-    assert seconds_left([running], PLAN, session=2) == alone + WARM * 2.0
-    assert seconds_left([later], PLAN, session=1) is None
+    running, later = cell(samples=4), untouched("eagle", 4)
+    assert seconds_left([running], PLAN) == 6 * 2.0
+    # What has not run is taken for its like by images.
+    assert seconds_left([running, later], PLAN) == 6 * 2.0 + (10 + COLD) * 8.0
+    assert seconds_left([running], PLAN, images=16) == 6 * 2.0 + 16 * 2.0
 
 
 def test_a_cell_that_is_to_run_for_seconds_does() -> None:
     one = cell(samples=10)
-    assert seconds_left([one], PLAN, session=1) == 0
-    assert seconds_left([one], PLAN.model_copy(update={"seconds": 50.0}), session=1) == 30.0
-    quick = cell(wall=0.001, samples=10)
+    assert seconds_left([one], PLAN) == 0
     long = PLAN.model_copy(update={"seconds": 50.0})
-    assert seconds_left([quick], long, session=1) == pytest.approx(0.29)  # 300 samples at most
-
-
-def test_it_shrinks_while_samples_are_taken() -> None:
-    left = [seconds_left([cell(samples=n), untouched("eagle")], PLAN, 1) for n in range(1, 11)]
-    assert left == sorted(left, reverse=True)
-    assert len(set(left)) == len(left)
+    assert seconds_left([one], long) == 30.0
+    assert seconds_left([cell(wall=0.001, samples=10)], long) == pytest.approx(0.29)  # 300 at most

@@ -5,33 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
 from lantern_accel_profiles.load.options import Options
+from lantern_accel_profiles.measure.record import LoadSample, is_measured, not_measured
 
 PATH = "/v1/images/generations"
+SILENT = not_measured("the service does not say")
 
 
-@dataclass
-class Reply:
-    """What one client saw. Times are seconds since the load began; None where it never came to that.
+class Refused(ValueError):
+    """An answer without an image, and the status that it came with."""
 
-    ``outcome``: ok, busy (429 to the end) or failed.
-    """
-
-    prompt: str
-    seed: int
-    began: float = 0.0
-    first: float | None = None
-    ended: float | None = None
-    status: int | None = None
-    outcome: str = "failed"
-    error: str | None = None
-    retries: int = 0
-    statistics: dict[str, Any] = field(default_factory=dict)
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Clients:
@@ -55,46 +45,58 @@ class Clients:
         """Return the seconds since the load began."""
         return time.perf_counter() - self.zero
 
-    def body(self, sample: Reply) -> dict[str, object]:
-        """Return the JSON of a request."""
+    async def request(
+        self, prompt: str, seed: int, *, counted: bool = False
+    ) -> tuple[LoadSample, Exception | None]:
+        """Send a request; return what came of it, and the reason where that is no image."""
+        sample = LoadSample(
+            prompt=prompt,
+            seed=seed,
+            began=self.now(),
+            first=not_measured("no partial image came"),
+            ended=0.0,
+            outcome="failed",
+            counted=counted,
+            stages=SILENT,
+            total_variation_per_token=SILENT,
+        )
+        why: Exception | None = None
+        try:
+            await self._ask(sample)
+        except (httpx.HTTPError, OSError, ValueError, KeyError) as error:
+            why = error
+        sample.ended = self.now()
+        return sample, why
+
+    async def _ask(self, sample: LoadSample) -> None:
+        """Ask, again where the service is busy, and read the answer; raises ValueError without one."""
         o = self.options
         given = {"strategy": o.strategy, "size": o.size, "model": o.model}
         body: dict[str, object] = {"prompt": sample.prompt, "seed": sample.seed, "n": 1}
         body |= {name: value for name, value in given.items() if value is not None}
         if o.partials:
             body |= {"stream": True, "partial_images": o.partials}
-        return body
-
-    async def record_times(self, sample: Reply) -> None:
-        """Let one client :meth:`ask`, and note its times and what failed."""
-        sample.began = self.now()
-        try:
-            await self.ask(sample)
-        except (httpx.HTTPError, OSError, ValueError, KeyError) as error:
-            sample.error = f"{type(error).__name__}: {error}"[:300]
-        sample.ended = self.now()
-
-    async def ask(self, sample: Reply) -> None:
-        """Send a request, again where the service is busy, and read the answer."""
-        while True:
-            async with self.http.stream("POST", PATH, json=self.body(sample)) as answer:
-                sample.status = answer.status_code
+        for left in range(o.retries, -1, -1):
+            async with self.http.stream("POST", PATH, json=body) as answer:
                 if answer.status_code == 200:
                     found = await self._read(sample, answer)
                     break
-                if answer.status_code != 429 or sample.retries >= self.options.retries:
-                    sample.error = str(json.loads(await answer.aread())["error"]["message"])
-                    sample.outcome = "busy" if answer.status_code == 429 else "failed"
-                    return
-            sample.retries += 1
+                message = str(json.loads(await answer.aread())["error"]["message"])
+            busy = answer.status_code == 429
+            if not busy or not left:
+                sample.outcome = "busy" if busy else "failed"
+                raise Refused(answer.status_code, message)
             await asyncio.sleep(float(answer.headers.get("Retry-After", 1)))
         image = (found["data"][0] if "data" in found else found)["b64_json"]
         sample.outcome = "ok" if image else "failed"
-        sample.statistics = found.get("statistics", {})
+        figures = found.get("statistics", {})
+        sample.stages = figures.get("stages", SILENT)
+        sample.tokens, sample.steps = figures.get("tokens"), figures.get("steps")
+        sample.total_variation_per_token = figures.get("total_variation_per_token", SILENT)
         self.strategy = found.get("strategy", "unknown")
         self.relaxed = found.get("relaxed", False)
 
-    async def _read(self, sample: Reply, answer: httpx.Response) -> dict[str, Any]:
+    async def _read(self, sample: LoadSample, answer: httpx.Response) -> dict[str, Any]:
         """Return an answer, or the completed event of a stream, whose first partial image is noted."""
         if not self.options.partials:
             return dict(json.loads(await answer.aread()))
@@ -104,19 +106,23 @@ class Clients:
             found = json.loads(line[6:])
             if "error" in found:
                 raise ValueError(found["error"]["message"])
-            if found["type"].endswith("partial_image") and sample.first is None:
+            if found["type"].endswith("partial_image") and not is_measured(sample.first):
                 sample.first = self.now()
             if found["type"].endswith("completed"):
                 return dict(found)
         raise ValueError("the stream broke off before it was completed")
 
-    async def energy(self) -> tuple[str, float] | None:
-        """Return the meter's name and its joules, from the service's metrics; None without a meter."""
+    async def metrics(self, name: str) -> list[tuple[str, float]]:
+        """Return the service's metrics whose names begin so: lines and values; none where it has none."""
         try:
             text = (await self.http.get("/metrics")).text
         except httpx.HTTPError:
-            return None
-        for line in text.splitlines():
-            if line.startswith("lantern_energy_joules_total"):
-                return line.split('meter="')[1].split('"')[0], float(line.split()[-1])
+            return []
+        lines = [line.rpartition(" ") for line in text.splitlines() if line.startswith(name)]
+        return [(line, float(value)) for line, _, value in lines]
+
+    async def energy(self) -> tuple[str, float] | None:
+        """Return the meter's name and its joules, from the service's metrics; None without a meter."""
+        for line, joules in await self.metrics("lantern_energy_joules_total"):
+            return line.split('meter="')[1].split('"')[0], joules
         return None

@@ -13,23 +13,22 @@ from dataclasses import asdict
 
 from lantern_accel.errors import RequestError
 from lantern_accel_profiles import store
-from lantern_accel_profiles.load.clients import Clients, Reply
+from lantern_accel_profiles.load.clients import Clients, Refused
 from lantern_accel_profiles.load.options import Options
 from lantern_accel_profiles.load.service import ENDS, ServiceLoad
 from lantern_accel_profiles.measure.prompts import BUILT_IN, prompts_of
 from lantern_accel_profiles.measure.record import (
     LoadCell,
-    LoadSample,
     Plan,
     Run,
-    RunSession,
     is_measured,
     not_measured,
 )
-from lantern_accel_profiles.measure.run import command_of, fresh_name, identity, now
+from lantern_accel_profiles.measure.run import command_of, fresh_name, identity, working_on
 
 COMMAND = "python -m lantern_accel_profiles.load"
-SILENT = not_measured("the service does not say")
+#: Metrics of a service that are 0 where it generates nothing.
+ROWS = ("slots_busy", "queue_images")
 #: The share of requests that must stay within the latency.
 SHARE = 0.95
 
@@ -69,10 +68,10 @@ class Levels:
         self.clients, self.prompts, self.slots = clients, list(prompts), slots
         self.numbers = itertools.count()
 
-    def next(self) -> Reply:
-        """Return the next request; the seed changes when all prompts were asked for."""
+    def next(self) -> tuple[str, int]:
+        """Return the next request's prompt and seed, which changes when all prompts were asked for."""
         at, many = next(self.numbers), len(self.prompts)
-        return Reply(self.prompts[at % many], at // many)
+        return self.prompts[at % many], at // many
 
     async def warm_up(self) -> None:
         """Generate every prompt once, and leave out those that the model does not take."""
@@ -80,13 +79,11 @@ class Levels:
 
         async def client() -> None:
             while waiting:
-                sample = self.next()
-                sample.prompt = waiting.pop(0)
-                await self.clients.record_times(sample)
+                sample, why = await self.clients.request(waiting.pop(0), 0)
                 if sample.outcome == "ok":
                     taken.append(sample.prompt)
-                elif sample.status != 400:
-                    raise RequestError(f"the service does not generate: {sample.error}")
+                elif not isinstance(why, Refused) or why.status != 400:
+                    raise RequestError(f"the service does not generate: {why}")
 
         await asyncio.gather(*(client() for _ in range(self.slots or 1)))
         self.prompts = [one for one in self.prompts if one in taken]
@@ -108,13 +105,12 @@ class Levels:
         async def client() -> None:
             nonlocal left, began
             while not over.is_set():
-                number, sample = next(numbers), self.next()
+                number = next(numbers)
                 counted = at_once <= number < at_once + count
                 if number == at_once:
                     began = clients.now()
                     energy.append(asyncio.ensure_future(clients.energy()))
-                await clients.record_times(sample)
-                seen.append((sample, counted))
+                seen.append(await clients.request(*self.next(), counted=counted))
                 left -= counted
                 if not left:
                     over.set()
@@ -129,10 +125,10 @@ class Levels:
         others = host.others()
         first, last = await asyncio.gather(*energy)
         await self.idle()
-        failed = [one for one, counted in seen if counted and one.outcome == "failed"]
+        failed = [why for one, why in seen if one.counted and one.outcome == "failed"]
         if 2 * len(failed) > count:
             raise RequestError(
-                f"{len(failed)} of {count} requests failed, {at_once} at once: {failed[0].error}"
+                f"{len(failed)} of {count} requests failed, {at_once} at once: {failed[0]}"
             )
         spent = not_measured("the service has no meter")
         return LoadCell(
@@ -147,38 +143,17 @@ class Levels:
             others_cpu=not_measured("--pid says which process the service is")
             if pid is None
             else others,
-            samples=[_load_sample(sample, counted) for sample, counted in seen],
+            samples=[sample for sample, _ in seen],
         )
 
     async def idle(self) -> None:
         """Wait until a service that counts its rows generates nothing of what clients left."""
         until = time.monotonic() + ENDS
         while time.monotonic() < until:
-            text = (await self.clients.http.get("/metrics")).text
-            if not any(
-                float(line.split()[-1])
-                for line in text.splitlines()
-                if line.startswith(("lantern_slots_busy", "lantern_queue_images"))
-            ):
+            rows = [await self.clients.metrics(f"lantern_{name}") for name in ROWS]
+            if not any(value for found in rows for _, value in found):
                 return
             await asyncio.sleep(0.05)
-
-
-def _load_sample(sample: Reply, counted: bool) -> LoadSample:
-    figures, gap = sample.statistics, not_measured("no partial image came")
-    return LoadSample(
-        prompt=sample.prompt,
-        seed=sample.seed,
-        began=sample.began,
-        first=gap if sample.first is None else sample.first,
-        ended=sample.ended or 0.0,
-        outcome=sample.outcome,
-        counted=counted,
-        stages=figures.get("stages", SILENT),
-        tokens=figures.get("tokens"),
-        steps=figures.get("steps"),
-        total_variation_per_token=figures.get("total_variation_per_token", SILENT),
-    )
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float] | None:
@@ -249,16 +224,15 @@ async def _search(levels: Levels, fresh: Run, started: float, say: Callable[[str
     plan = Plan(quick=False, samples=o.requests, seconds=0.0, quality_images=0, latency_s=o.latency)
     fresh.settings.plan = plan
     run = store.resume(o.output, fresh, identity, fresh.command)
-    run.settings.plan, run.state = plan, "running"
+    run.settings.plan = plan
     keep = store.Keeper(o.output, run)
-    run.sessions.append(session := RunSession(started=now(), load_seconds=started))
     mine = [one for one in run.loads if one.strategy == levels.clients.strategy]
     if o.output is not None:
         for one in mine:
             stored = {"slots": one.slots, "partials": one.partials}
             asked = {"slots": levels.slots, "partials": o.partials}
             store.check_same(o.output, stored, asked, "file with -o")
-    try:
+    with working_on(run, keep, started):
         while (at_once := next_load(mine, o.latency, o.concurrency)) is not None:
             mine.append(cell := await levels.level(at_once, o.requests))
             run.loads.append(cell)
@@ -266,15 +240,6 @@ async def _search(levels: Levels, fresh: Run, started: float, say: Callable[[str
             say(level_words(cell, o.latency) + ("" if holds(cell, o.latency) else ": too slow"))
         last = Run.model_validate((await levels.clients.http.get("/run")).json())
         run.environment.conditions_after = last.environment.conditions_before
-        run.state = "complete"
-    except BaseException as error:
-        stopped = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
-        session.reason = "interrupted from the keyboard" if stopped else str(error)
-        run.state = "interrupted"
-        raise
-    finally:
-        session.ended = now()
-        keep()
     say(found_words(mine, o.latency, o.concurrency))
 
 

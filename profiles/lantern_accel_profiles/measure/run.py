@@ -11,6 +11,7 @@ from __future__ import annotations
 import secrets
 import shlex
 import time
+from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -204,6 +205,30 @@ def fresh_run(
     )
 
 
+@contextmanager
+def working_on(run: Run, keep: store.Keeper, load_seconds: float) -> Iterator[None]:
+    """Add a session to a run that lasts as long as the block; where it ends early, the file says why."""
+    run.state = "running"
+    run.sessions.append(session := RunSession(started=now(), load_seconds=load_seconds))
+    keep()
+    try:
+        yield
+        run.state = "complete"
+    except BaseException as error:
+        if isinstance(error, (KeyboardInterrupt, CancelledError)):
+            session.reason = "interrupted from the keyboard"
+        elif isinstance(error, Ended):
+            session.reason = "ended by SIGTERM"
+        else:
+            own = "" if isinstance(error, LanternError) else f"{type(error).__name__}: "
+            session.reason = own + (str(error).splitlines() or [""])[0]
+        run.state = "interrupted"
+        raise
+    finally:
+        session.ended = now()
+        keep()
+
+
 class Measurement:
     """A run and its file: opened or resumed, written as it grows; without ``out`` nothing is written."""
 
@@ -234,46 +259,33 @@ class Measurement:
         environment.check_clock(self.backend)
         environment.wait_for_quiet(wait, self.say)
         run = self.run
-        run.state = "running"
-        run.sessions.append(session := RunSession(started=now(), load_seconds=load_seconds))
         try:
-            self.keep()
-            self.say("checking the stopwatch")
-            run.clock = check_stopwatch(self.backend)
-            if isinstance(run.ceilings, str):
-                run.ceilings = measure_ceilings(self.backend, self.dtype, self.say)
-                self.keep()
-            yield
-        except BaseException as error:
-            stops = {KeyboardInterrupt: "interrupted from the keyboard", Ended: "ended by SIGTERM"}
-            stopped = stops.get(type(error))
-            first = (str(error).splitlines() or [""])[0]
-            known = isinstance(error, LanternError)
-            reason = str(error) if known else f"{type(error).__name__}: {first}"
-            run.state, rest = "interrupted", self.describe_rest()
-            if stopped or isinstance(error, Exception):
-                self._end(session, stopped or reason)
-            if stopped:
-                self.say(f"interrupted; {rest}")
-            if isinstance(error, BackendError):  # of its own type, with what is left
-                error.args = (f"{error}; {rest}",)
-            if known or not isinstance(error, Exception):
-                raise
+            with working_on(run, self.keep, load_seconds):
+                self.say("checking the stopwatch")
+                run.clock = check_stopwatch(self.backend)
+                if isinstance(run.ceilings, str):
+                    run.ceilings = measure_ceilings(self.backend, self.dtype, self.say)
+                    self.keep()
+                yield
+                run.environment.conditions_after = environment.conditions(self.backend)
+        except (KeyboardInterrupt, Ended):
+            self.say(f"interrupted; {self.describe_rest()}")
+            raise
+        except BackendError as error:  # of its own type, with what is left
+            error.args = (f"{error}; {self.describe_rest()}",)
+            raise
+        except LanternError:
+            raise
+        except Exception as error:
             raise BackendError(
-                f"the device {self.backend.device} failed while measuring ({reason}); {rest}"
+                f"the device {self.backend.device} failed while measuring ({run.sessions[-1].reason}); "
+                + self.describe_rest()
             ) from error
-        run.environment.conditions_after = environment.conditions(self.backend)
-        run.state = "complete"
-        self._end(session, "")
 
     def describe_rest(self) -> str:
         """Say what an interruption leaves, and how to go on."""
         where = "lost; -o keeps it" if self.out is None else f"kept in {self.out}"
         return f"what was finished is {where}; go on with the same command"
-
-    def _end(self, session: RunSession, reason: str) -> None:
-        session.ended, session.reason = now(), reason
-        self.keep()
 
 
 class Profiler(Measurement):

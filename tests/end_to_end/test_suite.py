@@ -18,8 +18,10 @@ from lantern_accel.errors import DataError, RequestError
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel_profiles.evaluation.run import Evaluator
 from lantern_accel_profiles.evaluation.schema import Evaluation, EvaluationSettings, Suite
+from lantern_accel_profiles.evaluation.suite import judges
 from lantern_accel_profiles.evaluation.suite.captions import read_captions
 from lantern_accel_profiles.evaluation.suite.generation import SuiteRequest, choose_strategies
+from lantern_accel_profiles.evaluation.suite.networks import Unavailable
 from lantern_accel_profiles.evaluation.suite.protocol import Preprocessing, Protocol
 from lantern_accel_profiles.quality.interval import Interval
 
@@ -67,8 +69,15 @@ class TinyScorer:
 
 
 @pytest.fixture(autouse=True)
-def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def _judges_that_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(key: str, *_: Any) -> TinyScorer:
+        if key == "hpsv2":
+            raise Unavailable("open_clip is not installed")
+        return TinyScorer()
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # where a command is a process of its own
+    monkeypatch.setattr(judges, "load_network", lambda *_: TinyNetwork())
+    monkeypatch.setattr(judges, "load_scorer", load)
 
 
 @pytest.fixture
@@ -103,8 +112,6 @@ def request(pipeline: Pipeline, real: Path, **changes: Any) -> SuiteRequest:
         "chunk": 2,
         "batch": 2,
         "resamples": 6,
-        "networks": {"tiny": TinyNetwork()},
-        "scorers": {"clip": TinyScorer()},
     }
     return SuiteRequest(**(values | changes))
 
@@ -269,7 +276,6 @@ def test_classes_are_measured_against_adm_s_batch(class_model, tmp_path):
             batch=4,
             resamples=4,
             reference=tmp_path / "adm.npz",
-            networks={"tiny": TinyNetwork()},
         )
         row = run(pipeline, tmp_path / "c.json", made).suite
     assert row is not None

@@ -25,7 +25,6 @@ from lantern_accel.store import check_same
 from lantern_accel.strategy.choose import read_strategy
 from lantern_accel.strategy.values import AUTO, Sampling, Strategy
 from lantern_accel_profiles.evaluation.suite.captions import Captioned, digest
-from lantern_accel_profiles.evaluation.suite.networks import FeatureNetwork, Scorer
 from lantern_accel_profiles.evaluation.suite.protocol import Protocol
 from lantern_accel_profiles.quality.set_metrics import FID_RESAMPLES
 
@@ -35,7 +34,7 @@ CHUNK = 16
 
 @dataclass
 class SuiteRequest:
-    """What a suite generates and measures with; ``networks`` and ``scorers`` replace published ones."""
+    """What a suite generates, and what measures it."""
 
     name: Literal["coco", "imagenet", "prompts"]
     protocol: Protocol
@@ -52,8 +51,6 @@ class SuiteRequest:
     weights: Mapping[str, Path] = field(default_factory=dict)
     host: bool = False
     resamples: int = FID_RESAMPLES
-    networks: Mapping[str, FeatureNetwork] = field(default_factory=dict)
-    scorers: Mapping[str, Scorer] = field(default_factory=dict)
 
     @property
     def prompts(self) -> list[str | int]:

@@ -102,9 +102,9 @@ class Seen:
 
 @dataclass(frozen=True)
 class Real:
-    """The reference of a suite: features (None: only moments are known) and their moments."""
+    """The reference of a suite: features and their moments."""
 
-    features: Features | None
+    features: Features
     moments: Reference
     about: dict[str, object]
 
@@ -182,12 +182,12 @@ def read_reference(
 ) -> Real:
     """Read ADM's reference batch (``arr_0``, with ``mu`` and ``sigma``).
 
-    Raises :class:`DataError` for a file that is not one, and for moments of another network or
-    preprocessing than the suite's.
+    Its moments are those of Inception with its own resizing; another network or preprocessing has them
+    from the images. Raises :class:`DataError` for a file that is not one.
     """
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored if name not in ("mu_s", "sigma_s")}
+        with np.load(path, allow_pickle=False) as opened:
+            arrays = dict(opened)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or "not an .npz of arrays"
         raise DataError(f"--reference {path} cannot be read ({why})") from None
@@ -199,14 +199,13 @@ def read_reference(
         )
     if images.ndim != 4 or images.shape[-1] != 3 or images.dtype != np.uint8 or len(images) < 2:
         raise DataError(f"--reference {path}: arr_0 is not a set of images, uint8 [n, h, w, 3]")
-    moments = None
-    if "mu" in arrays and "sigma" in arrays:
-        if "Inception" not in network.name or rule.to_network != "network":
-            raise DataError(
-                f"--reference {path} has the moments of Inception with its own resizing, and this suite "
-                f"has {network.name} with {rule.text()}; choose --protocol adm"
-            )
-        moments = Reference.of_moments(arrays["mu"], arrays["sigma"])
     features = features_of(images, network, rule, advance).features
-    about = {"source": path.name, "images": len(images), "moments": "stored" if moments else "ours"}
-    return Real(features, moments or Reference.of_features(features), about)
+    official = "Inception" in network.name and rule.to_network == "network"
+    stored = official and {"mu", "sigma"} <= arrays.keys()
+    moments = (
+        Reference.of_moments(arrays["mu"], arrays["sigma"])
+        if stored
+        else Reference.of_features(features)
+    )
+    about = {"source": path.name, "images": len(images), "moments": "stored" if stored else "ours"}
+    return Real(features, moments, about)

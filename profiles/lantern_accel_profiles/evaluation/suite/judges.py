@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TypeVar
 
 import numpy as np
 import torch
 
-from lantern_accel.errors import DataError
 from lantern_accel.files import read_json_file, write_json
 from lantern_accel.progress import Progress
 from lantern_accel.records import not_measured
@@ -45,79 +44,72 @@ from lantern_accel_profiles.quality.set_metrics import (
 )
 
 SCORERS = {"clip": "CLIP score", "hpsv2": "HPSv2"}
-MOMENTS_ONLY = "the reference has moments and no images"
 #: Kernel matrices of more images would take gigabytes.
 MOST_KID = 10_000
 #: Images that a scorer sees together.
 SCORED = 16
+Made = TypeVar("Made")
+
+
+def attempt(make: Callable[..., Made], *given: object) -> Made | Unavailable:
+    """Return what a function makes, or why it cannot be made here."""
+    try:
+        return make(*given)
+    except Unavailable as reason:
+        return reason
+
+
+def demand(made: Made | Unavailable) -> Made:
+    """Return what was made; raises :class:`Unavailable` with the reason where it was not."""
+    if isinstance(made, Unavailable):
+        raise made
+    return made
 
 
 class Judges:
     """The networks of a suite's metrics and what they see of the real images, or why these are absent."""
 
-    def __init__(
-        self,
-        request: SuiteRequest,
-        device: torch.device,
-        progress: Progress,
-        skip: Mapping[str, str] | None = None,
-    ) -> None:
-        """Load what the protocol names; the request's own networks stand in their place.
-
-        ``skip``: keys (``features``, ``clip``, ...) that are left out, with reasons.
-        """
+    def __init__(self, request: SuiteRequest, device: torch.device, progress: Progress) -> None:
+        """Load what the protocol names, and read the real images."""
         r, p = request, request.protocol
         self.request, self.protocol, self.say = request, p, progress
-        self.reasons = dict(skip or {})
-        self.network: FeatureNetwork | None = None
-        self.manifold: FeatureNetwork | None = None
-        self.scorers: dict[str, Scorer] = {}
-        made: dict[str, FeatureNetwork] = dict(r.networks)
-        for role, name in (("network", p.network), ("manifold", p.manifold)):
-            if "features" in self.reasons:
-                self.reasons[role] = self.reasons["features"]
-                continue
-            try:
-                if name not in made:
-                    made[name] = load_network(name, r.weights, device, progress.log)
-                setattr(self, role, made[name])
-            except Unavailable as reason:
-                self.reasons[role] = str(reason)
-        for key in SCORERS:
-            if key in self.reasons:
-                continue
-            try:
-                self.scorers[key] = r.scorers.get(key) or load_scorer(
-                    key, p, r.weights, device, progress.log
-                )
-            except Unavailable as reason:
-                self.reasons[key] = str(reason)
-        #: The real images as the networks of FID and of precision and recall see them.
-        self.real = self._real("network", self.network, p.preprocessing)
-        self.covered: Real | str = self.real
-        if (p.manifold, p.manifold_preprocessing) != (p.network, p.preprocessing):
-            self.covered = self._real("manifold", self.manifold, p.manifold_preprocessing)
 
-    def _real(self, role: str, network: FeatureNetwork | None, rule: Preprocessing) -> Real | str:
-        """Return the real images as a network sees them, or why there are none."""
-        r, paths = self.request, self.request.captioned.images
-        if network is None:
-            return self.reasons[role]
-        # A stored reference is FID's; precision and recall may need another network's features.
-        if r.reference is not None and (role == "network" or paths is None):
+        def network(name: str) -> FeatureNetwork:
+            if r.name == "prompts" and r.reference is None:
+                raise Unavailable("there are no real images; --suite coco takes them")
+            return load_network(name, r.weights, device, progress.log)
+
+        def scorer(key: str) -> Scorer:
+            if not isinstance(r.prompts[0], str):
+                raise Unavailable("class ids are not text")
+            return load_scorer(key, p, r.weights, device, progress.log)
+
+        self.scorers = {key: attempt(scorer, key) for key in SCORERS}
+        self.network = self.manifold = attempt(network, p.network)
+        if p.manifold != p.network:
+            self.manifold = attempt(network, p.manifold)
+        #: The real images as the networks of FID and of precision and recall see them.
+        self.real = self.covered = attempt(
+            self._see_real, self.network, p.preprocessing, r.reference
+        )
+        if (p.manifold, p.manifold_preprocessing) != (p.network, p.preprocessing):
+            stored = r.reference if r.captioned.images is None else None
+            self.covered = attempt(self._see_real, self.manifold, p.manifold_preprocessing, stored)
+
+    def _see_real(
+        self, judge: FeatureNetwork | Unavailable, rule: Preprocessing, stored: Path | None
+    ) -> Real:
+        """Return the real images as a network sees them: those of a stored file, or of the captions."""
+        network, r, paths = demand(judge), self.request, self.request.captioned.images
+        if stored is not None:
             self.say.start("reference")
-            try:
-                return read_reference(r.reference, network, rule, self.say.advance)
-            except DataError as error:
-                if role == "network":
-                    raise
-                return str(error)
-            finally:
-                self.say.finish()
+            found = read_reference(stored, network, rule, self.say.advance)
+            self.say.finish()
+            return found
         if paths is None:
-            return "there are no real images; name them with --images or --reference"
+            raise Unavailable("there are no real images; name them with --images or --reference")
         if len(paths) < 2:
-            return "one real image is not a set of images"
+            raise Unavailable("one real image is not a set of images")
         self.say.start("real images", len(paths))
         seen = cached_features(paths, network, rule, r.work, "reference", self.say.advance)
         self.say.finish()
@@ -132,8 +124,8 @@ class Judges:
     def columns(self) -> list[Metric]:
         """Return the columns, measured or not, in the order of the table."""
         p = self.protocol
-        of = self.network.name if self.network else p.network
-        balls = self.manifold.name if self.manifold else p.manifold
+        of = p.network if isinstance(self.network, Unavailable) else self.network.name
+        balls = p.manifold if isinstance(self.manifold, Unavailable) else self.manifold.name
         rule, other = p.preprocessing.text(), p.manifold_preprocessing.text()
         fid = "bootstrap over generated images, the reference as it is"
         limit = "FID extrapolated to infinitely many generated images; FID minus this is its bias"
@@ -147,7 +139,8 @@ class Judges:
             ("recall", "Recall", "higher", balls, other, f"k = {p.k}"),
         ]
         for key, title in SCORERS.items():
-            name, note = (s.name, s.note) if (s := self.scorers.get(key)) else (title, "")
+            s = self.scorers[key]
+            name, note = (title, "") if isinstance(s, Unavailable) else (s.name, s.note)
             rows.append((key, title, "higher", name, p.clip_preprocessing.text(), note))
         return [Metric(**dict(zip(Metric.model_fields, row, strict=True))) for row in rows]
 
@@ -167,44 +160,37 @@ class Judges:
                 found |= dict.fromkeys(keys, not_measured(str(reason)))
         return found
 
-    def _look_at(
-        self, role: Literal["network", "manifold"], paths: Sequence[Path], at: Path
+    def _look(
+        self,
+        judge: FeatureNetwork | Unavailable,
+        rule: Preprocessing,
+        paths: Sequence[Path],
+        folder: Path,
     ) -> Seen:
-        """Return what the network of a role sees; raises :class:`Unavailable` where there is none."""
-        network, p = getattr(self, role), self.protocol
-        if network is None:
-            raise Unavailable(self.reasons[role])
-        rule = p.preprocessing if role == "network" else p.manifold_preprocessing
-        return cached_features(paths, network, rule, at, "features", self.say.advance)
+        return cached_features(paths, demand(judge), rule, folder, "features", self.say.advance)
 
     def _distances(self, paths: Sequence[Path], folder: Path) -> tuple[Reading, ...]:
-        seen, real = self._look_at("network", paths, folder), self.real
-        if isinstance(real, str):
-            raise Unavailable(real)
+        seen, real = (
+            self._look(self.network, self.protocol.preprocessing, paths, folder),
+            demand(self.real),
+        )
         fid, infinity = frechet(seen.features, real.moments, self.request.resamples)
-        kid: Reading = not_measured(MOMENTS_ONLY)
-        if real.features is not None:
-            both = (x[:MOST_KID].astype(np.float64) for x in (seen.features, real.features))
-            kid = unpaired_distance(*both)
-        return fid, infinity, kid
+        both = (x[:MOST_KID].astype(np.float64) for x in (seen.features, real.features))
+        return fid, infinity, unpaired_distance(*both)
 
     def _inception(self, paths: Sequence[Path], folder: Path) -> tuple[Reading, ...]:
-        logits = self._look_at("network", paths, folder).logits
+        logits = self._look(self.network, self.protocol.preprocessing, paths, folder).logits
         if logits is None:
-            assert self.network is not None
-            raise Unavailable(f"{self.network.name} has no classes")
+            raise Unavailable(f"the network {self.protocol.network} has no classes")
         return (inception_score(logits, self.protocol.is_splits),)
 
     def _covering(self, paths: Sequence[Path], folder: Path) -> tuple[Reading, ...]:
-        if isinstance(self.covered, str) or self.covered.features is None:
-            raise Unavailable(self.covered if isinstance(self.covered, str) else MOMENTS_ONLY)
-        seen = self._look_at("manifold", paths, folder)
-        return precision_recall(seen.features, self.covered.features, self.protocol.k)
+        covered, rule = demand(self.covered), self.protocol.manifold_preprocessing
+        seen = self._look(self.manifold, rule, paths, folder)
+        return precision_recall(seen.features, covered.features, self.protocol.k)
 
     def _score(self, key: str, paths: Sequence[Path], folder: Path) -> tuple[Reading, ...]:
-        if key not in self.scorers:
-            raise Unavailable(self.reasons[key])
-        return (mean(self._scores(paths, folder, key, self.scorers[key])),)
+        return (mean(self._scores(paths, folder, key, demand(self.scorers[key]))),)
 
     def _scores(self, paths: Sequence[Path], folder: Path, key: str, scorer: Scorer) -> list[float]:
         """Return a score per image, from ``folder`` where it was stored for the same ones."""

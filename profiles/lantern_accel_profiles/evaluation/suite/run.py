@@ -23,7 +23,7 @@ from lantern_accel_profiles.evaluation.suite.generation import (
     find_images,
 )
 from lantern_accel_profiles.evaluation.suite.image_files import Real
-from lantern_accel_profiles.evaluation.suite.judges import SCORERS, Judges
+from lantern_accel_profiles.evaluation.suite.judges import Judges
 from lantern_accel_profiles.evaluation.suite.protocol import published_rows
 from lantern_accel_profiles.quality.interval import estimate_paired, share
 
@@ -104,16 +104,12 @@ class SuiteRun:
         """Generate and measure every strategy; return the table."""
         r, prompts = self.request, self.request.prompts
         self._check_prompts()
-        text = all(isinstance(one, str) for one in prompts)
         host = r.host or self.pipeline.backend.simulated
         device = torch.device("cpu") if host else self.pipeline.backend.device
-        skip = {} if text else dict.fromkeys(SCORERS, "class ids are not text")
-        if r.name == "prompts" and r.reference is None:
-            skip["features"] = "there are no real images; --suite coco takes them"
         elsewhere = {
             label: find_images(label, folder, len(prompts)) for label, folder in r.pictures.items()
         }
-        judges = Judges(r, device, self.say, skip)
+        judges = Judges(r, device, self.say)
         if isinstance(judges.real, Real):
             self.suite.reference = judges.real.about
         self.suite.columns = judges.columns()

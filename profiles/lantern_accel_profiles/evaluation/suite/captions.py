@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from lantern_accel.errors import DataError
-from lantern_accel.files import read_bytes_file, read_json_file, read_text_file, write_whole
+from lantern_accel.files import read_json_file, read_text_file, write_whole
 from lantern_accel.training.imageset import caption_lines
 
 #: Names that a reason lists at most.
@@ -40,59 +39,41 @@ class Captioned:
         )
 
 
-def digest(prompts: Sequence[str | int]) -> str:
-    """Return the SHA-256 of prompts, by which two runs of the same ones are known."""
-    text = json.dumps(list(prompts), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def read_captions(
     path: Path, folder: Path, choose: Literal["longest", "first"] = "longest"
 ) -> Captioned:
     """Read COCO's ``captions_*.json``, or lines of ``{"file": ..., "prompt": ...}``, with their images.
 
-    Of several captions of an image one is used: the longest or the first. Captions without an image,
-    images without a caption, and duplicates are left out and counted. Raises
-    :class:`DataError` where nothing is left.
+    Of several captions of an image one is used: the longest or the first. Captions without an image and
+    images without a caption are left out and counted. Raises :class:`DataError` where nothing is left.
     """
     if not folder.is_dir():
         raise DataError(
             f"--images names {folder}, which is not a folder; name the one of the images"
         )
-    listed = _read_list(path)
     chosen: dict[str, str | int] = {}
-    for name, caption in listed:
+    for name, caption in _read_list(path):
         kept = chosen.get(name)
         if kept is None or (choose == "longest" and len(str(caption)) > len(str(kept))):
             chosen[name] = caption
     there = {
-        one.name for one in folder.iterdir() if one.is_file() and one.suffix.lower() in PICTURES
+        path.relative_to(folder).as_posix(): path
+        for path in sorted(folder.rglob("*"))
+        if path.suffix.lower() in PICTURES and path.is_file()
     }
-    gone = [name for name in chosen if name not in there and not _is_there(folder / name)]
-    left_out = _count_left_out("captions whose image is not there", gone)
-    left_out |= _count_left_out("images without a caption", sorted(there - set(chosen)))
-    seen: dict[str, str] = {}
-    twice, prompts, images = [], [], []
-    for name, caption in chosen.items():
-        if not _is_there(folder / name):
-            continue
-        try:
-            content = hashlib.sha256(read_bytes_file(folder / name)).hexdigest()
-        except OSError as error:
-            raise DataError(f"{folder / name} cannot be read ({error.strerror})") from None
-        if content in seen:
-            twice.append(f"{name} is {seen[content]}")
-            continue
-        seen[content] = name
-        prompts.append(caption)
-        images.append(folder / name)
-    left_out |= _count_left_out("images that are there twice", twice)
+    left_out = _count_left_out(
+        "captions whose image is not there", [name for name in chosen if name not in there]
+    )
+    left_out |= _count_left_out(
+        "images without a caption", [name for name in there if name not in chosen]
+    )
+    prompts = {name: caption for name, caption in chosen.items() if name in there}
     if not prompts:
         raise DataError(
             f"no caption in {path} has its image in {folder} ({'; '.join(left_out.values())}); name "
             "the folder that the captions are of"
         )
-    return Captioned(prompts, images, left_out)
+    return Captioned([*prompts.values()], [there[name] for name in prompts], left_out)
 
 
 def write_prompts(path: Path, prompts: Sequence[str | int]) -> None:
@@ -129,13 +110,6 @@ def _read_list(path: Path) -> list[tuple[str, str | int]]:
             "annotations with image_id and caption); a .jsonl has a line for each image instead, such as "
             '{"file": "a.png", "prompt": "a red heart"}'
         ) from None
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # a name that no file can have
-        return False
 
 
 def _count_left_out(what: str, names: Sequence[str]) -> dict[str, str]:

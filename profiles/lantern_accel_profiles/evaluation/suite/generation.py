@@ -21,10 +21,11 @@ from lantern_accel.errors import DataError, RequestError
 from lantern_accel.files import json_text, read_json_file, write_whole
 from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.generation.result import png_bytes
+from lantern_accel.records import digest
 from lantern_accel.store import check_same
 from lantern_accel.strategy.choose import read_strategy
 from lantern_accel.strategy.values import AUTO, Sampling, Strategy
-from lantern_accel_profiles.evaluation.suite.captions import Captioned, digest
+from lantern_accel_profiles.evaluation.suite.captions import Captioned
 from lantern_accel_profiles.evaluation.suite.protocol import Protocol
 from lantern_accel_profiles.quality.set_metrics import FID_RESAMPLES
 
@@ -230,11 +231,7 @@ def find_images(label: str, folder: Path, count: int) -> list[Path]:
             f"--pictures {label}={folder} has {len(files)} images, and the suite {count} prompts; "
             "generate those that --write-prompts lists"
         )
-    # Text and numbers take turns in a split name.
-    parts = {path: re.split("([0-9]+)", path.name) for path in files}
-    return sorted(
-        files, key=lambda path: [int(one) if i % 2 else one for i, one in enumerate(parts[path])]
-    )
+    return sorted(files, key=lambda path: [int(one) for one in re.findall("[0-9]+", path.name)])
 
 
 def _write(path: Path, content: bytes | str) -> None:

@@ -12,10 +12,9 @@ import torch
 from lantern_accel.errors import RequestError
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.progress import Progress
-from lantern_accel.records import not_measured
+from lantern_accel.records import digest, not_measured
 from lantern_accel.store import check_same
 from lantern_accel_profiles.evaluation.schema import Reading, Scored, Speed, Suite
-from lantern_accel_profiles.evaluation.suite.captions import digest
 from lantern_accel_profiles.evaluation.suite.generation import (
     Chunk,
     SuiteImages,

@@ -76,9 +76,8 @@ def test_the_longest_or_the_first_caption_of_each_image_is_its_prompt(tmp_path: 
 def test_what_cannot_be_paired_is_left_out_and_counted(tmp_path: Path) -> None:
     picture(tmp_path / "a.png", 1)
     picture(tmp_path / "b.png", 2)
-    (tmp_path / "c.png").write_bytes((tmp_path / "a.png").read_bytes())
     picture(tmp_path / "lonely.jpg", 3)
-    lines = [{"file": name, "prompt": name} for name in ("a.png", "b.png", "c.png", "gone.png")]
+    lines = [{"file": name, "prompt": name} for name in ("a.png", "b.png", "gone.png")]
     path = tmp_path / "captions.jsonl"
     path.write_text("\n".join(map(json.dumps, [*lines, lines[0]])))
     found = read_captions(path, tmp_path)
@@ -86,7 +85,6 @@ def test_what_cannot_be_paired_is_left_out_and_counted(tmp_path: Path) -> None:
     assert found.left_out == {
         "captions whose image is not there": "1 (gone.png)",
         "images without a caption": "1 (lonely.jpg)",
-        "images that are there twice": "1 (c.png is a.png)",
     }
     with pytest.raises(DataError, match=r"asks for 3 prompts, and there are 2 .*gone\.png.*lower"):
         found.first(3)

@@ -12,7 +12,7 @@ from lantern_accel import files
 from lantern_accel.errors import DataError
 from lantern_accel.records import NOT_MEASURED, markdown_table
 from lantern_accel.strategy.values import Strategy
-from lantern_accel_profiles.evaluation.schema import Evaluation, Metric, Reading, Suite
+from lantern_accel_profiles.evaluation.schema import Evaluation, Metric, Scored, Suite
 from lantern_accel_profiles.plot_style import INK, MUTED, colour_of, panels, plot_style, save
 from lantern_accel_profiles.quality.interval import Interval, reciprocal
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 #: Digits after the point, by column.
 _DIGITS = {"precision": 3, "recall": 3, "hpsv2": 4, "total_variation_per_token": 4}
 DASH = "—"
+#: What a table says of the real images.
+REFERENCE = {"images": "Real images", "left_out": "Left out", "not_rgb": "Turned into RGB"}
 #: Panels in one row of the plot.
 COLUMNS = 3
 
@@ -65,32 +67,14 @@ def markdown(found: Sequence[Table]) -> str:
 # --- the plot of a suite ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class FrontPoint:
-    """A strategy's place in one panel; ``dominated``: another is as good in both, better in one."""
-
-    label: str
-    strategy: str
-    speed: Interval
-    value: Interval
-    dominated: bool
-
-
-def points(suite: Suite, metric: Metric) -> list[FrontPoint]:
-    """Return the strategies that have both figures; speed in images per second.
-
-    Dominance is of the values: two that differ by less than their intervals may change places.
-    """
+def points(suite: Suite, metric: Metric) -> list[tuple[Scored, Interval, Interval]]:
+    """Return the strategies that have both figures, with their images per second and this figure."""
     found = []
     for row in suite.rows:
         seconds, value = row.speed.seconds_per_image, row.metrics.get(metric.key)
         if isinstance(seconds, Interval) and isinstance(value, Interval) and seconds.low > 0:
-            name = row.strategy.name if row.strategy else ""
-            found.append((row.label, name, reciprocal(seconds), value))
-    sign = 1.0 if metric.better == "higher" else -1.0
-    places = [(speed.value, sign * value.value) for _, _, speed, value in found]
-    beaten = [any(a >= x and b >= y and (a, b) != (x, y) for a, b in places) for x, y in places]
-    return [FrontPoint(*one, dominated) for one, dominated in zip(found, beaten, strict=True)]
+            found.append((row, reciprocal(seconds), value))
+    return found
 
 
 def write_plot(suite: Suite, path: Path) -> bool:
@@ -109,16 +93,22 @@ def write_plot(suite: Suite, path: Path) -> bool:
     return True
 
 
-def _panel(axis: Axes, metric: Metric, found: Sequence[FrontPoint]) -> None:
-    for i, point in enumerate(found):
-        colour = colour_of(point.strategy, i)
-        x, y = point.speed, point.value
+def _panel(axis: Axes, metric: Metric, found: Sequence[tuple[Scored, Interval, Interval]]) -> None:
+    """Draw one figure over speed; dominated: another value is as good in both and better in one.
+
+    Two values that differ by less than their intervals may change places.
+    """
+    sign = 1.0 if metric.better == "higher" else -1.0
+    places = [(speed.value, sign * value.value) for _, speed, value in found]
+    for i, ((row, x, y), (fast, good)) in enumerate(zip(found, places, strict=True)):
+        dominated = any(a >= fast and b >= good and (a, b) != (fast, good) for a, b in places)
+        colour = colour_of(row.strategy.name if row.strategy else "", i)
         # Of a bootstrap, whose ends may lie on one side of a value by rounding.
         xerr, yerr = ([[max(v.value - v.low, 0)], [max(v.high - v.value, 0)]] for v in (x, y))
-        face, ink = ("white", MUTED) if point.dominated else (colour, INK)
+        face, ink = ("white", MUTED) if dominated else (colour, INK)
         axis.errorbar(x.value, y.value, xerr=xerr, yerr=yerr, fmt="o", color=colour,
                       markerfacecolor=face, linewidth=0.8)  # fmt: skip
-        text = f"{point.label} (dominated)" if point.dominated else point.label
+        text = f"{row.label} (dominated)" if dominated else row.label
         axis.annotate(text, (x.value, y.value), fontsize=7, xytext=(4, 4),
                       textcoords="offset points", color=ink)  # fmt: skip
     if metric.better == "lower":
@@ -229,45 +219,31 @@ def tables(suite: Suite) -> list[Table]:
 def _notes(suite: Suite) -> list[str]:
     """Return what a reader of the table must know: intervals, bias, and what was not measured."""
     notes = [
+        "FID of few images is too high; FID less FID-infinity estimates by how much.",
         "In brackets: 95 % bootstrap intervals, over images for quality and over chunks of "
         f"{suite.chunk} images for speed (batch {suite.batch}). Speed is that of these images, "
         "one strategy after another; `lantern-accel profile` measures it interleaved.",
         "TV per token: the total variation that relaxation may have moved, and what quantized weights "
         "add; 0 for exact strategies on the model's own weights.",
     ]
-    both = [(r.metrics.get("fid"), r.metrics.get("fid_infinity")) for r in suite.rows]
-    gaps = [
-        a.value - b.value for a, b in both if isinstance(a, Interval) and isinstance(b, Interval)
-    ]
-    if gaps:
-        notes.append(
-            f"FID of {suite.count} images is too high by about {min(gaps):.2f} to {max(gaps):.2f} (FID "
-            "less FID-infinity, which is rough below a few thousand images); the bias of the real "
-            "images' number is left in both."
-        )
     if suite.prompts_cut:
         notes.append(
             f"{suite.prompts_cut} prompts are longer than the model's prefix and were cut."
         )
-    reference = suite.reference
-    if reference.get("images"):
-        left = [f"{what}: {which}" for what, which in (reference.get("left_out") or {}).items()]
-        odd = [f"{count} {mode}" for mode, count in (reference.get("not_rgb") or {}).items()]
-        text = f"Real images: {reference['images']}."
-        text += f" Left out: {'; '.join(left)}." if left else ""
-        text += f" Turned into RGB: {', '.join(odd)}." if odd else ""
-        notes.append(text)
-    reasons: dict[str, dict[str, None]] = {}
+    for key, title in REFERENCE.items():
+        if value := suite.reference.get(key):
+            parts = [f"{k}: {v}" for k, v in value.items()] if isinstance(value, dict) else [value]
+            notes.append(f"{title}: {'; '.join(map(str, parts))}.")
+    reasons: dict[str, list[str]] = {}
     for row in suite.rows:
-        figures: dict[str, Reading] = {
-            **{column.title: row.metrics.get(column.key, "") for column in suite.columns},
-            "speed-up": row.speed.speedup,
-            "s per image": row.speed.seconds_per_image,
-        }
+        figures = {column.title: row.metrics.get(column.key) for column in suite.columns}
+        figures |= {"speed-up": row.speed.speedup, "s per image": row.speed.seconds_per_image}
         for title, figure in figures.items():
-            if isinstance(figure, str) and figure.startswith(NOT_MEASURED):
-                reasons.setdefault(figure.removeprefix(NOT_MEASURED), {})[title] = None
-    return notes + [f"Not measured: {', '.join(of)} ({why})." for why, of in reasons.items()]
+            if isinstance(figure, str):
+                reasons.setdefault(figure.removeprefix(NOT_MEASURED), []).append(title)
+    return notes + [
+        f"Not measured: {', '.join(dict.fromkeys(of))} ({why})." for why, of in reasons.items()
+    ]
 
 
 def _published_table(suite: Suite) -> Table:

@@ -41,7 +41,7 @@ def test_the_floor_is_what_chance_gives() -> None:
     study = object.__new__(quality_loss.QualityStudy)
     study.images, study.seed = 8, 0
     study._load = lambda: None
-    study._of = lambda network, strategy, seed: sets[strategy.name, seed]
+    study._see = lambda network, strategy, seed: sets[strategy.name, seed]
     found = study._distance(Strategy(name="far"))
     assert found.floor == kernel_distance(other, plain)
     assert found.value == kernel_distance(plain + 3, plain)

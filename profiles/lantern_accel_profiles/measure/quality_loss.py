@@ -58,13 +58,17 @@ def relaxed_mass(done: Decoded) -> Tensor:
     return (done.quality_loss / done.tokens.shape[1]).float()
 
 
-@dataclass(frozen=True)
+@dataclass
 class ScoredImages:
-    """Images of one strategy: tokens int64 ``[n, N]``, mass moved per token ``[n]``, pixels uint8."""
+    """Images of one strategy: tokens int64 ``[n, N]``, mass moved per token ``[n]``, pixels uint8.
+
+    ``features``: what the network sees, where it was asked.
+    """
 
     tokens: Tensor
     moved: Tensor
     pixels: Tensor
+    features: intervals.Array | None = None
 
 
 @dataclass(eq=False)
@@ -80,18 +84,16 @@ class QualityStudy:
     seed: int
     temperature: float
     beat: Callable[[str], None] = lambda text: None
-    _sets: dict[tuple[str, int], ScoredImages] = field(default_factory=dict)
-    _features: dict[tuple[str, int], intervals.Array] = field(default_factory=dict)
+    _sets: dict[tuple[str, int, int], ScoredImages] = field(default_factory=dict)
 
     def generate_images(
         self, strategy: Strategy, seed: int | None = None, images: int | None = None
     ) -> ScoredImages:
         """Return this strategy's images, all or the first few, decoding them on first use."""
-        seed = self.seed if seed is None else seed
-        images = self.images if images is None else images
+        seed, images = self.seed if seed is None else seed, images or self.images
         # A name does not change the images.
-        key = strategy.model_copy(update={"name": ""}).model_dump_json(), seed
-        if key not in self._sets or len(self._sets[key].tokens) < images:
+        key = strategy.model_copy(update={"name": ""}).model_dump_json(), seed, images
+        if key not in self._sets:
             self._sets[key] = self._decode(strategy, seed, images)
         return self._sets[key]
 
@@ -143,9 +145,8 @@ class QualityStudy:
         network = self._network
         if isinstance(network, str):
             return not_measured(network)
-        plain = self._of(network, PLAIN, self.seed)
-        relaxed = self._of(network, strategy, self.seed)
-        other = self._of(network, PLAIN, self.seed + OTHER_SEED)
+        relaxed, plain = (self._see(network, one, self.seed) for one in (strategy, PLAIN))
+        other = self._see(network, PLAIN, self.seed + OTHER_SEED)
         p_value, detectable = permutation_test(relaxed, plain)
         return Distance(
             metric=METRIC,
@@ -156,21 +157,20 @@ class QualityStudy:
             detectable=detectable,
         )
 
+    def _see(
+        self, network: network_features.EfficientNetLite0, strategy: Strategy, seed: int
+    ) -> intervals.Array:
+        made = self.generate_images(strategy, seed)
+        if made.features is None:
+            made.features = network.vectors(made.pixels)
+        return made.features
+
     @cached_property
     def _network(self) -> network_features.EfficientNetLite0 | str:
         try:
             return network_features.load_network()
         except network_features.FeaturesMissing as missing:
             return str(missing)
-
-    def _of(
-        self, network: network_features.EfficientNetLite0, strategy: Strategy, seed: int
-    ) -> intervals.Array:
-        key = strategy.model_copy(update={"name": ""}).model_dump_json(), seed
-        if key not in self._features:
-            self._features[key] = network.vectors(self.generate_images(strategy, seed).pixels)
-            self.beat(f"quality loss: features of {strategy.name}")
-        return self._features[key]
 
     def strip(self, strategy: Strategy) -> Strip:
         """Return the first images of a strategy side by side, as a PNG."""

@@ -31,7 +31,7 @@ from lantern_accel_profiles import store
 from lantern_accel_profiles.measure import environment, samples
 from lantern_accel_profiles.measure.ceilings import check_stopwatch, measure_ceilings
 from lantern_accel_profiles.measure.prompts import prompts_of
-from lantern_accel_profiles.measure.quality_loss import QualityStudy, images_for
+from lantern_accel_profiles.measure.quality_loss import PLAIN, QualityStudy, images_for
 from lantern_accel_profiles.measure.reading import clock_fault
 from lantern_accel_profiles.measure.record import (
     WARMUPS,
@@ -335,7 +335,9 @@ class Profiler(Measurement):
 
     def measure(self) -> Run:
         """Measure what the file does not hold yet; raises as :meth:`session`."""
-        complete = all(map(self._is_done, self.cells)) and not self._list_without_loss()
+        complete = all(map(self._is_done, self.cells)) and not any(
+            map(self._list_without_loss, self.request.temperatures)
+        )
         if complete and self.run.state == "complete":
             self.say("the run is complete already")
             return self.run
@@ -396,7 +398,7 @@ class Profiler(Measurement):
     def _describe_left(self) -> str:
         """Say how long the whole run still takes, quality included; empty before anything has run."""
         images = sum(
-            images_for(self._count_relaxed(temperature), self.request.plan.quality_images)
+            images_for(len(self._list_without_loss(temperature)), self.request.plan.quality_images)
             for temperature in self.request.temperatures
         )
         seconds = seconds_left(self.cells, self.request.plan, images)
@@ -439,45 +441,39 @@ class Profiler(Measurement):
 
     # --- quality -------------------------------------------------------------------------------
 
-    def _list_without_loss(self) -> list[Cell]:
-        """Return relaxed cells whose quality loss is missing, or lacks images or a package."""
-        images = self.request.plan.quality_images
+    def _list_without_loss(self, temperature: float) -> list[Strategy]:
+        """Return the relaxed strategies whose quality loss is missing, or lacks images or a package.
 
-        def open_(cell: Cell) -> bool:
-            quality_loss = self.run.quality_of(cell)
-            if quality_loss is None or quality_loss.images < images:
-                return True
-            return isinstance(quality_loss.distance, str) and is_there()
-
-        return [cell for cell in self.cells if images and cell.relaxed and open_(cell)]
-
-    def _count_relaxed(self, temperature: float) -> int:
-        """Return how many relaxed strategies wait for their quality loss at one temperature."""
-        waiting = [cell for cell in self._list_without_loss() if cell.temperature == temperature]
-        return len({cell.strategy.model_dump_json() for cell in waiting})
+        The same strategy has one quality loss at every batch size.
+        """
+        found, images = dict[Strategy, None](), self.request.plan.quality_images
+        for cell in self.cells:
+            if images and cell.relaxed and cell.temperature == temperature:
+                loss = self.run.quality_of(cell)
+                few = loss is None or loss.images < images
+                if few or (isinstance(loss.distance, str) and is_there()):
+                    found[cell.strategy] = None
+        return list(found)
 
     def _measure_loss(self, temperature: float) -> None:
         """Measure the quality loss of every relaxed strategy at one temperature; make the sheet."""
-        unpriced = [c for c in self._list_without_loss() if c.temperature == temperature]
-        if not unpriced:
+        run, relaxed = self.run, self._list_without_loss(temperature)
+        if not relaxed:
             return
         images = self.request.plan.quality_images
         self.say(f"quality loss: {images} images per strategy{self._describe_left()}")
         study = QualityStudy(
             self.pipeline, self.prompts, images, self.request.seed, temperature, self.say
         )
-        every = [s for batch in self.request.batches for s in self._strategies(temperature, batch)]
-        for strategy in dict.fromkeys(every):
-            # The same strategy has one quality loss at every batch size.
-            relaxed = any(cell.strategy == strategy for cell in unpriced)
-            if relaxed:
-                key = strategy, temperature
-                others = [q for q in self.run.quality if (q.strategy, q.temperature) != key]
-                self.run.quality = [*others, study.measure(strategy)]
-            drawn = {(s.strategy, s.temperature) for s in self.run.contact_sheet}
-            wanted = relaxed or strategy.name == "vanilla"
-            if wanted and (strategy.name, temperature) not in drawn:
-                self.run.contact_sheet.append(study.strip(strategy))
+        for strategy in [PLAIN, *relaxed]:
+            key = strategy, temperature
+            if strategy is not PLAIN:
+                others = [q for q in run.quality if (q.strategy, q.temperature) != key]
+                run.quality = [*others, study.measure(strategy)]
+            if (strategy.name, temperature) not in {
+                (one.strategy, one.temperature) for one in run.contact_sheet
+            }:
+                run.contact_sheet.append(study.strip(strategy))
             self.keep()
 
 

@@ -1,15 +1,14 @@
 """What a suite is asked for, and its images in a folder: generated chunk by chunk, and never twice.
 
-``suite.json`` says what the images are of; each strategy has a folder with ``strategy.json``, its
-images ``000000.png``, ... and a record per finished chunk. A chunk is one request with its own
-seed, which depends on the suite's seed and the chunk's place alone: every strategy generates the
-same prompts from the same random numbers, and a stopped run goes on with the same images.
+Each strategy has a folder, whose name depends on all that its images depend on. It holds
+``strategy.json``, which says so, the images ``000000.png``, ... and a record per finished chunk. A chunk
+is one request with its own seed, which depends on the suite's seed and the chunk's place alone: every
+strategy generates the same prompts from the same random numbers, and a stopped run goes on with the
+same images.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,6 @@ from lantern_accel.files import json_text, read_json_file, write_whole
 from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.generation.result import png_bytes
 from lantern_accel.records import digest
-from lantern_accel.store import check_same
 from lantern_accel.strategy.choose import read_strategy
 from lantern_accel.strategy.values import AUTO, Sampling, Strategy
 from lantern_accel_profiles.evaluation.suite.captions import Captioned
@@ -108,33 +106,16 @@ class Chunk:
 
 
 class SuiteImages:
-    """The folder of one suite on one model: an image per prompt and strategy, a record per chunk."""
+    """The images of one suite on one model, a folder per strategy: PNGs, and a record per chunk."""
 
     def __init__(self, pipeline: Pipeline, request: SuiteRequest) -> None:
-        """Raise :class:`DataError` for a folder that holds images of another model, seed or prompts."""
-        self.pipeline, self.request, self.folder = pipeline, request, request.work
-        self.prompts = request.prompts
-        folder, path = self.folder, self.folder / "suite.json"
-        wanted = json.loads(json.dumps(self._identity()))
-        if not path.is_file():
-            if folder.is_dir() and any(folder.iterdir()):
-                raise DataError(
-                    f"{folder} is not empty and not a suite's folder; name another with --work"
-                )
-            _write(path, json_text(wanted))
-            return
-        try:
-            stored = dict(read_json_file(path))
-        except (OSError, ValueError, TypeError):
-            raise DataError(
-                f"{path} is damaged; delete {folder}, or name another with --work"
-            ) from None
-        check_same(path, stored, wanted, "folder with --work, or delete it")
+        self.pipeline, self.request, self.prompts = pipeline, request, request.prompts
 
-    def _identity(self) -> dict[str, object]:
-        """Return all that the images depend on, the strategy excepted."""
+    def of(self, strategy: Strategy, label: str) -> Path:
+        """Return the folder of a strategy's images, named by all that they depend on."""
         p, r = self.pipeline, self.request
-        return {
+        facts = {
+            "strategy": strategy.model_dump(mode="json"),
             "model": p.model.manifest.name,
             "weights_hash": p.model.weights_hash,
             "backend": p.backend.name,
@@ -146,14 +127,9 @@ class SuiteImages:
             "batch": r.batch,
             "prompts": digest(self.prompts),
         }
-
-    def of(self, strategy: Strategy, label: str) -> Path:
-        """Return the folder of a strategy's images, made if it is not there."""
-        text = strategy.model_dump_json()
         slug = re.sub(r"[^a-z0-9.=+]+", "-", label.lower()).strip("-")[:60]
-        place = self.folder / f"{slug}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-        if not (place / "strategy.json").is_file():
-            _write(place / "strategy.json", json_text(json.loads(text)))
+        place = r.work / f"{slug}-{digest(facts)[:8]}"
+        _write(place / "strategy.json", json_text(facts))
         return place
 
     def paths(self, folder: Path) -> list[Path]:

@@ -326,13 +326,11 @@ def _measure_in_turns(
                 except DoesNotFitError:  # next to the plain step's caches: they take turns
                     held.close()
                     for _ in range(repeats):
-                        with StepTimer(backend, model, cell, sampling) as timer:
-                            timer.ms()
-                            cell.ms.append(timer.ms())
-                            cell.phase_ms = timer.phase_ms()
-                        with StepTimer(backend, model, cells[0], sampling) as base:
-                            base.ms()
-                            cell.vanilla_ms.append(base.ms())
+                        for one, times in ((cell, cell.ms), (cells[0], cell.vanilla_ms)):
+                            with StepTimer(backend, model, one, sampling) as timer:
+                                timer.ms()
+                                times.append(timer.ms())
+                                one.phase_ms = timer.phase_ms()
                     base = held.enter_context(StepTimer(backend, model, cells[0], sampling))
             if not isinstance(run.ceilings, str):
                 run.ceilings = raise_ceilings(run.ceilings, run.settings.dtype, cell)

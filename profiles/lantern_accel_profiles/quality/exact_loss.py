@@ -13,7 +13,6 @@ only raise its mean: the quality loss is never below the distance, and equals it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -234,19 +233,6 @@ def token_cost(
     return float((law - p).clamp(min=0.0).sum())
 
 
-def _list_decisions(
-    tree: DraftTree, path: Tensor, length: Tensor
-) -> Iterator[tuple[int, int, int, int]]:
-    """Go through image, level, node and children of every token that a step has tried drafts for."""
-    children = tree.num_children.cpu()
-    for image, kept in enumerate(length.tolist()):
-        for depth in range(min(kept + 1, len(tree.max_children))):
-            node = int(path[image, depth])
-            count = int(children[image, node])
-            if count:
-                yield image, depth, node, count
-
-
 def path_costs(
     tree: DraftTree,
     probs: Tensor,
@@ -262,22 +248,27 @@ def path_costs(
     """
     rule = host_rule(rule)
     out = torch.zeros(len(probs), len(tree.max_children))
-    path, numbers = path.cpu(), uniforms.cpu()
-    for image, depth, node, count in _list_decisions(tree, path, length.cpu()):
-        first = int(tree.first_child[image, node])
-        slot = sum(tree.max_children[:depth])
-        q = None
-        if tree.q is not None and tree.group is not None:
-            q = tree.q[image, tree.group[image, node]].cpu()
-        out[image, depth] = token_cost(
-            rule,
-            probs[image, node].cpu(),
-            q,
-            tree.tokens[image, first : first + count].cpu(),
-            numbers[image, slot : slot + count],
-            depth=depth,
-            allowed=None if allowed is None else allowed[image, node].cpu(),
-        )
+    path, numbers, children = path.cpu(), uniforms.cpu(), tree.num_children.cpu()
+    for image, kept in enumerate(length.tolist()):
+        for depth in range(min(kept + 1, len(tree.max_children))):
+            node = int(path[image, depth])
+            count = int(children[image, node])
+            if not count:
+                continue
+            first = int(tree.first_child[image, node])
+            slot = sum(tree.max_children[:depth])
+            q = None
+            if tree.q is not None and tree.group is not None:
+                q = tree.q[image, tree.group[image, node]].cpu()
+            out[image, depth] = token_cost(
+                rule,
+                probs[image, node].cpu(),
+                q,
+                tree.tokens[image, first : first + count].cpu(),
+                numbers[image, slot : slot + count],
+                depth=depth,
+                allowed=None if allowed is None else allowed[image, node].cpu(),
+            )
     return out.to(probs.device)
 
 

@@ -68,19 +68,13 @@ def choose_strategies(
     """
     found: dict[str, Strategy] = {}
     settings = {"batch_size": batch, "sampling": sampling}
-    for word in words:
-        parts = [word] if ":" in word or word.endswith(".json") else word.split(",")
-        for label in (part.strip() for part in parts):
-            if label:
-                own = read_strategy(label)
-                found[label] = pipeline.request(example, **own, **settings).strategy
-    for strategy in found.values():
-        pipeline.engines.check(strategy, sampling)
+    for label in words:
+        own = read_strategy(label)
+        found[label] = pipeline.request(example, **own, **settings).strategy
+        pipeline.engines.check(found[label], sampling)
     known = {(one.name == AUTO, one.model_copy(update={"name": ""})) for one in found.values()}
     if len(known) < len(found):
         raise RequestError(f"two of the strategies {', '.join(found)} are the same; leave one out")
-    if not found:
-        raise RequestError("--strategy names none; give names such as vanilla,eagle,lantern++")
     return list(found.items())
 
 

@@ -14,6 +14,7 @@ from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.progress import Progress
 from lantern_accel.records import digest, not_measured
 from lantern_accel.store import check_same
+from lantern_accel.strategy.values import Strategy
 from lantern_accel_profiles.evaluation.schema import Reading, Scored, Speed, Suite
 from lantern_accel_profiles.evaluation.suite.generation import (
     Chunk,
@@ -32,25 +33,23 @@ def speed_of(chunks: Sequence[Chunk], vanilla: Sequence[Chunk] | None) -> Speed:
     counted = ([float(c.tokens - c.images) for c in chunks], [float(c.steps) for c in chunks])
     moved = [c.total_variation_per_token * c.tokens for c in chunks]
     warm = [c for c in chunks if c.warm]
-    seconds: Reading
-    faster: Reading
+    seconds: Reading = not_measured(
+        "one chunk only, which started cold; generate more images or smaller chunks (--chunk)"
+    )
+    faster: Reading = not_measured("vanilla generated no chunk of the same prompts warm")
+    both = [
+        (a.seconds, b.seconds)
+        for a, b in zip(vanilla or (), chunks, strict=False)
+        if a.warm and b.warm
+    ]
     if any(c.simulated for c in chunks):
         seconds = faster = not_measured("the device is simulated")
-    elif not warm:
-        seconds = faster = not_measured(
-            "one chunk only, which started cold; generate more images or smaller chunks (--chunk)"
-        )
     else:
-        times = [c.seconds for c in warm], [float(c.images) for c in warm]
-        seconds = estimate_paired(share, *times, in_turns=True)
-        pairs = [] if vanilla is None else zip(vanilla, chunks, strict=True)
-        both = [(a.seconds, b.seconds) for a, b in pairs if a.warm and b.warm]
+        if warm:
+            times = [c.seconds for c in warm], [float(c.images) for c in warm]
+            seconds = estimate_paired(share, *times, in_turns=True)
         if both:
             faster = estimate_paired(share, *map(list, zip(*both, strict=True)), in_turns=True)
-        elif vanilla is None:
-            faster = not_measured("vanilla is not among the strategies")
-        else:
-            faster = not_measured("no chunk was generated warm by vanilla too")
     return Speed(
         seconds_per_image=seconds,
         speedup=faster,
@@ -108,18 +107,12 @@ class SuiteRun:
         elsewhere = {
             label: find_images(label, folder, len(prompts)) for label, folder in r.pictures.items()
         }
-        judges = Judges(r, device, self.say)
+        self.judges = judges = Judges(r, device, self.say)
         if isinstance(judges.real, Real):
             self.suite.reference = judges.real.about
         self.suite.columns = judges.columns()
         self.suite.published = published_rows(r.name)
         vanilla = self._full_vanilla()
-
-        def judge(label: str, paths: Sequence[Path], folder: Path) -> dict[str, Reading]:
-            self.say.start(f"{label}: figures")
-            found = judges.measure(paths, folder)
-            self.say.finish()
-            return found
 
         for name, strategy in r.strategies:
             label = self._label(name)
@@ -133,23 +126,12 @@ class SuiteRun:
             self.pipeline.release_engines()  # the metrics' networks may need the memory
             if strategy.name == "vanilla" and vanilla is None:
                 vanilla = chunks
-            row = Scored(
-                label=label,
-                strategy=strategy,
-                images=len(prompts),
-                speed=speed_of(chunks, vanilla),
-                metrics=judge(label, paths, folder),
-                details=chunks[-1].details,
-            )
-            self._keep(row)
+            speed = speed_of(chunks, vanilla)
+            self._keep(label, paths, folder, speed, strategy, chunks[-1].details)
+        unknown = not_measured("the images were generated elsewhere")
         for label, paths in elsewhere.items():
-            figures = judge(label, paths, r.work / f"elsewhere-{digest([label])[:8]}")
-            unknown = not_measured("the images were generated elsewhere")
-            speed = Speed(**dict.fromkeys(Speed.model_fields, unknown))
-            row = Scored(
-                label=label, strategy=None, images=len(paths), speed=speed, metrics=figures
-            )
-            self._keep(row)
+            folder = r.work / f"elsewhere-{digest([label])[:8]}"
+            self._keep(label, paths, folder, Speed(**dict.fromkeys(Speed.model_fields, unknown)))
         return self.suite
 
     def _label(self, name: str) -> str:
@@ -168,16 +150,33 @@ class SuiteRun:
                 return whole if len(whole) == len(chunks) else None
         return None
 
-    def _keep(self, row: Scored) -> None:
-        """Put a row into the table, with those of other strategies that the file had before."""
-        old = self.before.rows if self.before is not None else []
-        ours = {r.label: r for r in self.suite.rows} | {row.label: row}
+    def _keep(
+        self,
+        label: str,
+        paths: Sequence[Path],
+        folder: Path,
+        speed: Speed,
+        strategy: Strategy | None = None,
+        details: dict[str, object] | None = None,
+    ) -> None:
+        """Judge images and put their row into the table, with those that the file had before."""
+        self.say.start(f"{label}: figures")
+        row = Scored(
+            label=label,
+            strategy=strategy,
+            images=len(paths),
+            speed=speed,
+            metrics=self.judges.measure(paths, folder),
+            details=details or {},
+        )
+        self.say.finish()
+        ours = {one.label: one for one in self.suite.rows} | {row.label: row}
         labels = [self._label(name) for name, _ in self.request.strategies]
         labels += self.request.pictures
-        rest = [r for r in old if r.label not in labels]
-        order = [ours[label] for label in labels if label in ours]
-        self.suite.rows = order
-        self.on_row(self.suite.model_copy(update={"rows": [*order, *rest]}))
+        self.suite.rows = [ours[label] for label in labels if label in ours]
+        old = self.before.rows if self.before is not None else []
+        rest = [one for one in old if one.label not in labels]
+        self.on_row(self.suite.model_copy(update={"rows": [*self.suite.rows, *rest]}))
 
     def _check_prompts(self) -> None:
         """Refuse what the model cannot generate, before any image; captions are encoded and kept."""

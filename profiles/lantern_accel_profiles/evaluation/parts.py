@@ -20,6 +20,7 @@ from lantern_accel_profiles.evaluation.schema import (
     Interchange,
     StrategyDistance,
 )
+from lantern_accel_profiles.evaluation.tables import in_words
 from lantern_accel_profiles.quality.exact_loss import exact_costs
 from lantern_accel_profiles.quality.features import EfficientNetLite0, in_parts
 from lantern_accel_profiles.quality.interval import estimate_paired, mean, share
@@ -165,12 +166,7 @@ def frontier(
                 images=len(steps),
             )
         )
-        say(
-            f"{strategy.name} {strategy.acceptance.model_dump(exclude={'kind'})}"
-            f"{'' if strategy.tv_budget is None else f' within {strategy.tv_budget:g}'}: "
-            f"{points[-1].step_compression.value:.2f} tokens per step, "
-            f"total variation {points[-1].total_variation_per_token.value:.4f}"
-        )
+        say(f"{in_words(strategy)}: {points[-1].step_compression.value:.2f} tokens per step")
     return points
 
 

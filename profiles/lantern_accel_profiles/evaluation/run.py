@@ -178,16 +178,9 @@ class Evaluator:
         return rows
 
     def _ambiguity(self) -> list[Ambiguity]:
-        settings = self.settings
         images, codes = self._codes("heldout")
-        return ambiguity(
-            self.pipeline,
-            images.prompts,
-            codes,
-            settings.cfg,
-            settings.positions,
-            "held-out images",
-        )
+        scales, positions = self.settings.cfg, self.settings.positions
+        return ambiguity(self.pipeline, images.prompts, codes, scales, positions, "held-out images")
 
     def _interchange(self) -> list[Interchange]:
         images, codes = self._codes("heldout")

@@ -120,11 +120,10 @@ def wait_for_quiet(seconds: float, say: Callable[[str], None]) -> None:
     """
     note, until = busy_note(), time.monotonic() + seconds
     if note:
-        say(f"warning: {note}; samples of that time get no verdict")
-    if note and seconds:
-        say(f"waiting for other programs, {seconds:g} s at most")
+        wait = f"; waiting for them, {seconds:g} s at most" if seconds else ""
+        say(f"warning: {note}; samples of that time get no verdict{wait}")
     while note and time.monotonic() < until:
-        note = busy_note(min(LOOK, max(until - time.monotonic(), 0.1)))
+        note = busy_note(LOOK)
     if note and seconds:
         raise BackendError(
             f"after {seconds:g} s other programs are still active, so nothing was measured: {note}; "

@@ -158,12 +158,10 @@ def _key_properties(run: Run) -> dict[str, object]:
         "tokens per image": settings.tokens,
         "prompts": settings.prompts.sha256[:12],
     }
-    for field, value in settings.sampling.model_dump().items():
-        if field != "temperature":  # cells name theirs
-            found[f"sampling {field}"] = value
+    # Cells name their temperature.
+    sampling = settings.sampling.model_dump(exclude={"temperature"})
+    found |= {f"sampling {field}": value for field, value in sampling.items()}
     for cell in run.cells:
-        rule = cell.strategy.acceptance.model_dump(mode="json") | {
-            "residual": cell.strategy.residual
-        }
-        found[f"acceptance of {cell.strategy.name}"] = rule
+        own = cell.strategy.model_dump(mode="json", include={"acceptance", "residual"})
+        found[f"acceptance of {cell.strategy.name}"] = own
     return found

@@ -8,6 +8,7 @@ strategy. The file is written as the run proceeds; what it holds is never measur
 
 from __future__ import annotations
 
+import re
 import secrets
 import shlex
 import time
@@ -137,13 +138,9 @@ def command_of(arguments: Sequence[str], program: str = "lantern-accel") -> str:
     """Return what to type to measure again: no ``--resume``, and no machine's folders before names."""
     words = []
     for word in arguments:
-        if word == "--resume":
-            continue
-        option, sign, value = word.partition("=")
-        value = value if sign and option.startswith("-") else word
-        if "/" in value or "\\" in value:
-            value = value.replace("\\", "/").rstrip("/").rpartition("/")[2]
-        words.append(f"{option}={value}" if sign and option.startswith("-") else value)
+        if word != "--resume":
+            option, sign, value = word.partition("=") if word.startswith("-") else ("", "", word)
+            words.append(option + sign + re.split(r"[/\\]", value.rstrip("/\\"))[-1])
     return f"{program} {shlex.join(words)}"
 
 

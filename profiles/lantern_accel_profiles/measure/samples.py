@@ -106,12 +106,9 @@ def warm_up(
     engine_of(pipeline, cell).engine.step()
     backend.synchronize()
     after = backend.counters()
-    rising = {name: after[name] - before.get(name, 0) for name in after}
-    return Warmup(
-        session=session,
-        seconds=seconds,
-        rising={name: count for name, count in rising.items() if count > 0},
-    )
+    gains = {name: count - before.get(name, 0) for name, count in after.items()}
+    rising = {name: gain for name, gain in gains.items() if gain > 0}
+    return Warmup(session=session, seconds=seconds, rising=rising)
 
 
 def has_settled(warmup: Sequence[Warmup]) -> bool:

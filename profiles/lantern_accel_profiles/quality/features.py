@@ -8,7 +8,7 @@ published it for mobile devices; 4.65M parameters. The weights are a file of the
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -103,25 +103,22 @@ class EfficientNetLite0(nn.Module):
         self._bn1 = _norm(1280)
         self._fc = nn.Linear(1280, 1000)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu6(self._bn0(self._conv_stem(x)))
+    def _walk(self, x: Tensor) -> Iterator[Tensor]:
+        """Yield what the stem and each block make of pixels."""
+        yield (x := F.relu6(self._bn0(self._conv_stem(x))))
         for block in self._blocks:
-            x = block(x)
+            yield (x := block(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for seen in self._walk(x):
+            x = seen
         return F.relu6(self._bn1(self._conv_head(x))).mean((2, 3))
 
     def maps(self, pixels: Tensor) -> list[Tensor]:
         """Return the last map of each resolution, of pixels ``[B, 3, H, W]`` in [-1, 1]."""
         size = (MAPPED_SIDE, MAPPED_SIDE)
         x = F.interpolate(pixels, size=size, mode="bilinear", align_corners=False)
-        x = F.relu6(self._bn0(self._conv_stem(x)))
-        found = [x]
-        for block in self._blocks:
-            x = block(x)
-            if x.shape[-1] == found[-1].shape[-1]:
-                found[-1] = x
-            else:
-                found.append(x)
-        return found
+        return [*{one.shape[-1]: one for one in self._walk(x)}.values()]
 
     def distance(self, a: Tensor, b: Tensor) -> Tensor:
         """Return ``[B]``: squared differences of unit feature vectors, mean over places, summed.

@@ -40,14 +40,9 @@ def library(module: str) -> ModuleType:
         return importlib.import_module(module)
     except (ImportError, RuntimeError) as error:
         # RuntimeError: a torchvision that was built for another torch fails to register its operators.
-        name = module.partition(".")[0]
-        why = f"{name} cannot be imported ({error})"[:200]
-        if isinstance(error, ModuleNotFoundError) and error.name is not None:
-            of = "" if error.name.split(".")[0] == name else f", which {name} needs,"
-            why = f"{error.name}{of} is not installed"
         raise Unavailable(
-            f"{why}; `{INSTALL}` installs it, where PyTorch publishes a torchvision for your torch "
-            "(https://pytorch.org/get-started)"
+            f"{module.partition('.')[0]} cannot be imported ({error}); `{INSTALL}` installs it, where "
+            "PyTorch publishes a torchvision for your torch (https://pytorch.org/get-started)"
         ) from None
 
 
@@ -188,21 +183,21 @@ def load_scorer(
 ) -> Scorer:
     """Return the scorer of ``clip`` or ``hpsv2``; raises :class:`Unavailable`."""
     library("open_clip")
+    prefix, model = protocol.clip_prefix, protocol.clip
     if key == "hpsv2":
         return OpenClip(
             "ViT-H-14",
-            weights_file("hpsv2", given, tell),
+            weights_file(key, given, tell),
             device,
             name="HPSv2.1 (CLIP ViT-H/14 through open_clip)",
             note="cosine similarity; the package hpsv2 resizes tensors, open_clip images",
             whole=True,
         )
-    prefix = protocol.clip_prefix
     return OpenClip(
-        protocol.clip,
-        weights_file(protocol.clip, given, tell),
+        model,
+        weights_file(model, given, tell),
         device,
-        name=f"CLIP {protocol.clip} (OpenAI's weights through open_clip)",
+        name=f"CLIP {model} (OpenAI's weights through open_clip)",
         note="cosine similarity times 100" + (f", captions after {prefix!r}" if prefix else ""),
         prefix=prefix,
         scale=100.0,
@@ -239,21 +234,18 @@ def weights_file(key: str, given: Mapping[str, Path], tell: Reporter) -> Path:
         return given[key]
     one = WEIGHTS[key]
     try:
-        return _from_hub(one.repo, one, tell) if one.repo else _from_url(one, tell)
+        if not one.repo:
+            return _from_url(one, tell)
+        if (found := hub.find_cached(one.repo, one.file)) is not None:
+            return found
+        hub.reach(one.repo, one.file)
+        tell(f"fetching {one}")
+        return hub.download(one.repo, one.file)
     except (hub.Absent, ModelError, OSError, RuntimeError, ValueError) as error:
         raise Unavailable(
             f"{one} is not here and cannot be fetched ({error}); fetch it where there is a "
             f"network and name it with --metric-weights {key}=PATH"
         ) from None
-
-
-def _from_hub(repo: str, one: Weights, tell: Reporter) -> Path:
-    found = hub.find_cached(repo, one.file)
-    if found is None:
-        hub.reach(repo, one.file)
-        tell(f"fetching {one}")
-        found = hub.download(repo, one.file)
-    return found
 
 
 def _from_url(one: Weights, tell: Reporter) -> Path:

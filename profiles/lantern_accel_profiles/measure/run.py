@@ -447,8 +447,11 @@ class Profiler(Measurement):
         for cell in self.cells:
             if images and cell.relaxed and cell.temperature == temperature:
                 loss = self.run.quality_of(cell)
-                few = loss is None or loss.images < images
-                if few or (isinstance(loss.distance, str) and is_there()):
+                if (
+                    loss is None
+                    or loss.images < images
+                    or (isinstance(loss.distance, str) and is_there())
+                ):
                     found[cell.strategy] = None
         return list(found)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from lantern_accel.errors import DataError, RequestError
 from lantern_accel_profiles.evaluation.suite import networks
 from lantern_accel_profiles.evaluation.suite.captions import class_prompts, read_captions
+from lantern_accel_profiles.evaluation.suite.generation import find_images
 from lantern_accel_profiles.evaluation.suite.image_files import (
     batches,
     cached_features,
@@ -111,6 +112,13 @@ def test_captions_that_are_none_are_refused(
         (tmp_path / name).write_text(text)
     with pytest.raises(DataError, match=re.escape(fragment)):
         read_captions(tmp_path / name, tmp_path / folder)
+
+
+def test_images_from_elsewhere_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for i in (10, 2, 1):
+        picture(tmp_path / f"image_{i}.png", i)
+    found = find_images("other", tmp_path, 3)
+    assert [path.name for path in found] == ["image_1.png", "image_2.png", "image_10.png"]
 
 
 def test_classes_come_in_turn() -> None:

@@ -16,7 +16,7 @@ PATH = "/v1/images/generations"
 SILENT = not_measured("the service does not say")
 
 
-class Refused(ValueError):
+class AnswerError(ValueError):
     """An answer without an image, and the status that it came with."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -48,7 +48,7 @@ class Clients:
     async def request(
         self, prompt: str, seed: int, *, counted: bool = False
     ) -> tuple[LoadSample, Exception | None]:
-        """Send a request; return what came of it, and the reason where that is no image."""
+        """Send a request; return what came of it, and the reason where no image came."""
         sample = LoadSample(
             prompt=prompt,
             seed=seed,
@@ -85,7 +85,7 @@ class Clients:
             busy = answer.status_code == 429
             if not busy or not left:
                 sample.outcome = "busy" if busy else "failed"
-                raise Refused(answer.status_code, message)
+                raise AnswerError(answer.status_code, message)
             await asyncio.sleep(float(answer.headers.get("Retry-After", 1)))
         image = (found["data"][0] if "data" in found else found)["b64_json"]
         sample.outcome = "ok" if image else "failed"

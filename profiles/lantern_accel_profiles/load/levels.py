@@ -13,7 +13,7 @@ from dataclasses import asdict
 
 from lantern_accel.errors import RequestError
 from lantern_accel_profiles import store
-from lantern_accel_profiles.load.clients import Clients, Refused
+from lantern_accel_profiles.load.clients import AnswerError, Clients
 from lantern_accel_profiles.load.options import Options
 from lantern_accel_profiles.load.service import ENDS, ServiceLoad
 from lantern_accel_profiles.measure.prompts import BUILT_IN, prompts_of
@@ -82,7 +82,7 @@ class Levels:
                 sample, why = await self.clients.request(waiting.pop(0), 0)
                 if sample.outcome == "ok":
                     taken.append(sample.prompt)
-                elif not isinstance(why, Refused) or why.status != 400:
+                elif not isinstance(why, AnswerError) or why.status != 400:
                     raise RequestError(f"the service does not generate: {why}")
 
         await asyncio.gather(*(client() for _ in range(self.slots or 1)))

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("httpx")
 import httpx
 
-from lantern_accel_profiles.load.clients import Clients, Refused
+from lantern_accel_profiles.load.clients import AnswerError, Clients
 from lantern_accel_profiles.load.options import Options
 
 BUSY = httpx.Response(429, json={"error": {"message": "full"}}, headers={"Retry-After": "0"})
@@ -37,7 +37,7 @@ def test_a_busy_service_is_asked_again_and_no_other(
         clients.http = httpx.AsyncClient(transport=transport, base_url="http://x")
         sample, why = await clients.request("red heart", 0, counted=True)
         assert (sample.outcome, sample.tokens, sample.counted) == (outcome, tokens, True)
-        assert status == (why.status if isinstance(why, Refused) else why)
+        assert status == (why.status if isinstance(why, AnswerError) else why)
 
     asyncio.run(ask())
     assert len(left) == (1 if status else 0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -33,7 +34,7 @@ from lantern_accel_hpu.bridge import Bridge
 from lantern_accel_hpu.copies import EventCopy
 from lantern_accel_hpu.graphs import Compiled, Graphed, Warmed, Watch
 from lantern_accel_hpu.kernels import HPUOps
-from lantern_accel_hpu.layers import Layered, Layers, launches
+from lantern_accel_hpu.layers import Layered, Layers
 from lantern_accel_hpu.meters import EnergyMeter, EventStopwatch
 
 SOFTWARE = "software HPU: correctness only, its times are not a Gaudi's"
@@ -85,7 +86,7 @@ class DeviceBackend(HPUOps, Backend):
         try:
             return super().allocate(layout)
         except RuntimeError as error:
-            if faults.is_out_of_memory(error):
+            if faults.kind_of(error) == "memory":
                 raise faults.cache_too_large(layout, memory) from error
             raise
 
@@ -99,7 +100,7 @@ class DeviceBackend(HPUOps, Backend):
     ) -> Tensor:
         """Run a stack of blocks: each as a graph of its own in a function that was refused whole."""
         given: Any = blocks
-        if self._layers.on and at.cache is not None:
+        if self.region is not None and at.cache is not None:
             given = [self._layers.of(block) for block in blocks]
         return super().trunk(given, x, at, taps, norm)
 
@@ -180,34 +181,26 @@ class DeviceBackend(HPUOps, Backend):
         except NotCapturableError as error:
             if self.capture_asked:
                 raise
-            layered = self._by_layer(step, name, error) if kind is Compiled else None
-            if layered is None:
+            try:
+                if kind is not Compiled:
+                    raise
+                replay = Layered(self.watch, step, name, self._layers)
+            except NotCapturableError:
                 # What it costs is what a reader must not miss.
                 raise NotCapturableError(
-                    f"SLOW: every call of the {name} now launches {launches(step)} operators one by one, "
-                    f"where a captured {name} is a single launch, so that the host sets the speed, not "
-                    f"the Gaudi; reason: {error}"
+                    f"SLOW: every call of the {name} now launches its operators one by one, where a "
+                    f"captured {name} is a single launch, so that the host sets the speed, not the "
+                    f"Gaudi; reason: {error}"
                 ) from error
-            replay = layered
+            if not any(isinstance(one, Layered) for one in self._replays):  # one line is enough
+                warnings.warn(
+                    f"SLOWER: the {name} is compiled layer by layer, and every call of it launches "
+                    f"several graphs and operators, where a captured {name} is a single launch; "
+                    f"reason: {error}",
+                    LanternWarning,
+                    stacklevel=3,
+                )
         self._replays.append(replay)
-        return replay
-
-    def _by_layer(
-        self, step: Callable[[], None], name: str, error: NotCapturableError
-    ) -> Warmed | None:
-        """Compile the layers of a function that was refused whole; None where they are refused, too."""
-        try:
-            replay = Layered(self.watch, step, name, self._layers)
-        except NotCapturableError:
-            return None
-        if not any(isinstance(one, Layered) for one in self._replays):  # one line is enough
-            warnings.warn(
-                f"SLOWER: the {name} is compiled layer by layer, and every call of it launches "
-                f"{replay.launches()} graphs and operators, where a captured {name} is a single launch; "
-                f"reason: {error}",
-                LanternWarning,
-                stacklevel=4,
-            )
         return replay
 
     def synchronize(self) -> None:
@@ -227,7 +220,7 @@ class DeviceBackend(HPUOps, Backend):
         """Say what an error of the bridge or its driver means and what to do."""
         # Further errors that are on their way are this one's, not the next request's.
         every = [error, *self.bridge.drain()]
-        error = next((one for one in every if faults.is_lost(one)), error)
+        error = next((one for one in every if faults.kind_of(one) == "lost"), error)
         return faults.explain(error, "decoding", self.bridge.memory())
 
     def memory(self, new_peak: bool = False) -> MemoryUse:
@@ -252,17 +245,9 @@ class DeviceBackend(HPUOps, Backend):
         is not counted yet.
         """
         self.synchronize()
-        found = self.bridge.metrics()
-        for replay in self._replays:
-            for key, count in (
-                (f"buckets.{replay.name}", 1),
-                ("buckets.graphs", replay.graphs),
-                *((f"late.{name}", n) for name, n in replay.late.items()),
-            ):
-                found[key] = found.get(key, 0) + count
-        for name, count in self.watch.between.items():
-            found[f"between.{name}"] = count
-        return found
+        buckets = Counter(f"buckets.{replay.name}" for replay in self._replays)
+        graphs = {"buckets.graphs": sum(replay.graphs for replay in self._replays)}
+        return {**self.bridge.metrics(), **buckets, **graphs, **self.watch.risen}
 
     def energy_mj(self) -> int | None:
         """Read the card's energy meter, if habana-pyhlml is installed and finds the card."""

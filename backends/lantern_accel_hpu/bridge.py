@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.errors import BackendError
-from lantern_accel_hpu import environment, faults
+from lantern_accel_hpu import cards, environment, faults
 
 #: Settings of ``hpu_backend`` that must be off for a step that writes its own state.
 UNSAFE = ("reassign_copy_", "reassign_full_copy", "use_eager_fallback")
@@ -111,7 +111,9 @@ class Bridge:
                     self.hpu.current_device()
                     break
                 except RuntimeError as error:
-                    if not faults.held_by_nobody(error) or time.monotonic() >= until:
+                    if faults.kind_of(error) != "held" or time.monotonic() >= until:
+                        raise
+                    if faults.holders(cards.module(os.environ)):
                         raise
                     time.sleep(1.0)
             self.first_use()

@@ -14,7 +14,7 @@ from lantern_accel_hpu import faults
 from lantern_accel_hpu.bridge import Bridge
 from lantern_accel_hpu.graphs import Watch
 
-#: Copies that may be under way at once.
+#: Copies that memory is kept for; more of them take more when they are posted.
 SLOTS = 4
 
 
@@ -44,26 +44,21 @@ class EventCopy(HostCopy):
         super().__init__(source)
         self._bridge, self._watch = bridge, watch
         self._stream = bridge.copy_stream()
-        self._free = deque(
-            _Slot(
-                snapshot=torch.empty_like(source),
-                host=bridge.allocate_pinned(source.shape, source.dtype),
-                taken=bridge.hpu.Event(),
-                copied=bridge.hpu.Event(),
-            )
-            for _ in range(SLOTS)
-        )
+        self._free = deque(self._slot() for _ in range(SLOTS))
         self._posted: deque[_Slot] = deque()
-        self._waiting: deque[Tensor] = deque()
         # Once now, so that no request compiles it.
         self.post()
         self.read()
 
+    def _slot(self) -> _Slot:
+        source, event = self._source, self._bridge.hpu.Event
+        host = self._bridge.allocate_pinned(source.shape, source.dtype)
+        return _Slot(torch.empty_like(source), host, taken=event(), copied=event())
+
     def post(self) -> None:
         """Start a copy of what the buffer holds after the work given so far."""
-        if not self._free:  # nobody read for a while: fetch the oldest first
-            self._waiting.append(self._oldest())
-        slot, hpu = self._free.popleft(), self._bridge.hpu
+        slot = self._free.popleft() if self._free else self._slot()
+        hpu = self._bridge.hpu
         slot.snapshot.copy_(self._source)
         self._bridge.flush()
         slot.taken.record(hpu.current_stream())
@@ -76,7 +71,7 @@ class EventCopy(HostCopy):
 
     def read(self) -> Tensor:
         """Return the oldest posted copy that was not read yet, on the host."""
-        value = self._waiting.popleft() if self._waiting else self._oldest()
+        value = self._oldest()
         if not self._posted:
             self._watch.settle()
         return value
@@ -85,7 +80,6 @@ class EventCopy(HostCopy):
         """Forget what was posted and not read; waits for it, since its memory is written again."""
         while self._posted:
             self._oldest()
-        self._waiting.clear()
         self._watch.settle()
 
     def _oldest(self) -> Tensor:

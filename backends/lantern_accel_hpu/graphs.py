@@ -10,17 +10,17 @@ hashed or copied a call.
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 import types
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from lantern_accel.device.capture import Replay
-from lantern_accel.errors import BackendError, LanternError, LanternWarning, NotCapturableError
+from lantern_accel.errors import BackendError, LanternError, LanternWarning
 from lantern_accel_hpu import faults
 from lantern_accel_hpu.bridge import Bridge
 
@@ -37,58 +37,36 @@ class Watch:
 
     A device compiles and falls back behind the host's back, so a reading right after a launch sees
     nothing of it: counters are read before the first run, and again only when the device was waited for
-    (:meth:`settle`). What rises in between, while a request is loaded and its pixels are drawn, is
-    counted in ``between``, and reported as well where a bucket has been drawn before.
+    (:meth:`settle`). ``risen``: what rose then, as ``late.*``, and in between, while a request is loaded
+    and its pixels are drawn, as ``between.*``.
 
     In eager mode the bridge counts no compilation at all; there recipes that were not found tell of them.
     """
 
     def __init__(self, bridge: Bridge) -> None:
         self.bridge = bridge
-        self.between: dict[str, int] = {}
-        self._ran: dict[Warmed, None] = {}
+        self.risen = Counter[str]()
+        self._ran: dict[str, None] = {}
         self._before: dict[str, int] = {}
         self._settled: dict[str, int] = {}
-        #: The requests that the present one's bucket has had, it included.
-        self._drawn = 0
-        self._told: set[str] = set()
 
     def counts(self) -> dict[str, int]:
         """Read the counters of the bridge and of torch.compile."""
         made = torch._dynamo.utils.counters["stats"]["unique_graphs"]
         return {**self.bridge.metrics(), "graphs": int(made)}
 
-    def runs(self, replay: Warmed) -> None:
+    def runs(self, name: str) -> None:
         """Note that a warmed function is about to run."""
-        replay.runs += 1
         if not self._ran:
             self.bridge.flush()  # what was collected before is not its own
             self._before = self.counts()
-            self._gap(replay)
-        self._ran[replay] = None
+            self._add("between", _rise(self._settled or self._before, self._before))
+        self._ran[name] = None
 
-    def _gap(self, replay: Warmed) -> None:
-        """Count what rose since the last window; report it once what was done there had been done before.
+    def _add(self, when: str, rise: dict[str, int]) -> None:
+        self.risen.update({f"{when}.{name}": count for name, count in rise.items()})
 
-        A bucket's first request compiles what loads it and what draws its pixels; its second nothing.
-        """
-        rise = _rise(self._settled, self._before) if self._settled else {}
-        for name, count in rise.items():
-            self.between[name] = self.between.get(name, 0) + count
-        known = self._drawn > 1 and replay.runs > 1
-        if replay.name == "prefill":
-            self._drawn = replay.runs
-        if new := [name for name in rise if known and name not in self._told]:
-            self._told.update(new)
-            names = ", ".join(f"{name} by {rise[name]}" for name in new)
-            warnings.warn(
-                f"loading a request or drawing its pixels raised {names}, although this batch size has "
-                "been drawn before: it takes longer than it should, please report it",
-                LanternWarning,
-                stacklevel=4,
-            )
-
-    def new(self) -> None:
+    def forget(self) -> None:
         """Forget where the last window ended: what comes now, such as a capture, may compile."""
         self.settle()
         self._settled = {}
@@ -97,22 +75,15 @@ class Watch:
         """Report what rose since the first run that was not yet settled; the device was waited for."""
         if not self._ran:
             return
-        after, ran = self.counts(), list(self._ran)
+        self._settled, names = self.counts(), " and the ".join(self._ran)
         self._ran.clear()
-        self._settled = after
-        rise = _rise(self._before, after)
-        if not rise:
-            return
-        last = ran[-1]
-        new = [name for name in rise if not any(name in one.late for one in ran)]
-        for name, count in rise.items():
-            last.late[name] = last.late.get(name, 0) + count
+        rise = _rise(self._before, self._settled)
+        new = [f"{name} by {n}" for name, n in rise.items() if f"late.{name}" not in self.risen]
+        self._add("late", rise)
         if new:
-            names = " and the ".join(one.name for one in ran)
-            rises = ", ".join(f"{name} by {rise[name]}" for name in new)
-            fell = ", ".join(fallen(self._before, after))
+            fell = ", ".join(fallen(self._before, self._settled))
             warnings.warn(
-                f"the {names} was warmed up, and yet this run raised {rises}"
+                f"the {names} was warmed up, and yet this run raised {', '.join(new)}"
                 f"{f' ({fell} ran on the CPU)' if fell else ''}: it takes longer than a step should, "
                 "please report it",
                 LanternWarning,
@@ -123,9 +94,10 @@ class Watch:
 class Warmed(Replay):
     """A step that was warmed up on this bridge; subclasses say how it runs.
 
-    ``compiled``: what warming up added to each counter. ``late``: what calls after it added, which
-    should stay empty. ``retreats``: where it cannot be warmed up there is a simpler way to run the step,
-    so that only an error of the card itself is raised as such; any other is a NotCapturableError.
+    ``graphs``: those that stand for the step, as torch.compile counts them; more than one of a whole step
+    is a mistake, and 0 is a step operator by operator. ``retreats``: where it cannot be warmed up there
+    is a simpler way to run the step, so that only an error of the card itself is raised as such; any
+    other is a NotCapturableError.
     """
 
     retreats = False
@@ -133,14 +105,12 @@ class Warmed(Replay):
     def __init__(self, watch: Watch, step: Step, name: str) -> None:
         super().__init__(step)
         self.name = name
-        self.late: dict[str, int] = {}
-        self.runs = 0
         self._watch = watch
         self._bridge = bridge = watch.bridge
-        before, began, held = dict[str, int](), 0.0, 0
+        began = 0.0
         try:
             bridge.synchronize()  # an error that comes here is of earlier work, which it lost
-            watch.new()
+            watch.forget()
             before, began = watch.counts(), time.perf_counter()
             held = bridge.memory()["InUse"]
             self._prepare()
@@ -152,7 +122,7 @@ class Warmed(Replay):
             raise told from error
         self.seconds = time.perf_counter() - began
         self.nbytes = max(bridge.memory()["InUse"] - held, 0)
-        self.compiled = _rise(before, watch.counts())
+        self.graphs = _rise(before, watch.counts()).get("graphs", 0)
 
     def _as_warm_up_error(self, error: Exception, ours: bool) -> Exception:
         """Return what to raise for an error of warming up, once no further one is to come.
@@ -164,19 +134,10 @@ class Warmed(Replay):
         error = next((one for one in every if faults.of_the_card(one)), error)
         if isinstance(error, LanternError):
             return error
-        known = faults.explain(error, f"running the {self.name}", self._bridge.memory())
         if self.retreats and ours and not faults.of_the_card(error):
-            if faults.is_refusal(error):
-                return NotCapturableError(str(known))
-            return faults.not_lowered(self.name, error)
-        return known or error
-
-    @property
-    def graphs(self) -> int:
-        """Graphs that stand for the step, as torch.compile counts them; more than one of a whole step is
-        a mistake, and 0 is a step operator by operator.
-        """
-        return self.compiled.get("graphs", 0)
+            return faults.not_capturable(self.name, error)
+        memory = self._bridge.memory()
+        return faults.explain(error, f"running the {self.name}", memory) or error
 
     def _prepare(self) -> None:
         """Run until a run compiles nothing; each run is waited for, since errors come late."""
@@ -196,7 +157,7 @@ class Warmed(Replay):
         """Run the step once; the watch reports what it compiles or lets fall back, when it is known."""
         if self._step is None:
             raise BackendError("this replay was released; capture the step again")
-        self._watch.runs(self)
+        self._watch.runs(self.name)
         self._run()
 
 
@@ -212,17 +173,7 @@ class Compiled(Warmed):
         super().__init__(watch, step, name)
 
     def _prepare(self) -> None:
-        try:
-            self._compiled()
-        except torch._dynamo.exc.TorchDynamoException as error:
-            if operators := faults.fallback_nodes(error):
-                raise faults.left_the_graph(self.name, operators) from error
-            if faults.of_the_card(error) or faults.is_refusal(error):
-                raise
-            raise NotCapturableError(
-                f"torch.compile cannot make one graph of the {self.name}: "
-                f"{' '.join(str(error).splitlines()[:2])}; use the mode 'eager', and report it"
-            ) from error
+        self._compiled()
         self._bridge.synchronize()
         super()._prepare()
 
@@ -253,24 +204,15 @@ class Graphed(Warmed):
     def __init__(self, watch: Watch, step: Step, name: str) -> None:
         self._graph: Any = watch.bridge.new_graph()
         super().__init__(watch, step, name)
-
-    @property
-    def graphs(self) -> int:
-        """One."""
-        return 1
+        self.graphs = 1
 
     def _prepare(self) -> None:
         # Once outside: a fall-back would abort the process's capture, and here it can be named.
         before = self._watch.counts()
         super()._run()
         self._bridge.synchronize()
-        fell = fallen(before, self._watch.counts())
-        if fell:
-            raise NotCapturableError(
-                f"the {self.name} cannot be captured: {', '.join(fell)} has no HPU kernel in this SDK "
-                "and would run on the CPU; use the mode 'compile' or 'eager', which allow it, and report "
-                "the operator"
-            )
+        if fell := fallen(before, self._watch.counts()):
+            raise faults.not_capturable(self.name, f"{', '.join(fell)} has no HPU kernel")
         assert self._step is not None
         try:
             with self._bridge.capturing(self._graph):
@@ -281,11 +223,9 @@ class Graphed(Warmed):
                 raise
             with contextlib.suppress(RuntimeError):
                 self._graph.reset()
-            names = fallen(before, self._watch.counts())
-            if not names and "fallback" in str(error):
-                found = re.search(r"\b(aten|hpu)::\w+(\.\w+)?", str(error))
-                names = [found[0] if found else "an operator that the bridge does not name"]
-            raise faults.not_recorded(self.name, ", ".join(names), error) from error
+            fell = fallen(before, self._watch.counts())
+            said = f"{', '.join(fell)} has no HPU kernel" if fell else faults.first_line(error)
+            raise faults.not_recorded(self.name, said) from error
 
     def __call__(self) -> None:
         """Replay; a captured graph can neither compile nor fall back, so nothing is watched."""

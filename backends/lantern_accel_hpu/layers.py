@@ -12,14 +12,12 @@ import contextlib
 import functools
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern_accel.device.kv_cache import KVCache, Pass
-from lantern_accel.device.launches import computes
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import NotCapturableError
 from lantern_accel_hpu import faults
@@ -30,17 +28,21 @@ Layer = Callable[..., Tensor]
 
 
 class Layers:
-    """The compiled blocks of all functions that run layer by layer.
-
-    ``on`` while one of them runs; ``ops.region`` runs a part of a step then. ``calls``: blocks that
-    have run.
-    """
+    """The compiled blocks of all functions that run layer by layer; ``calls``: blocks that have run."""
 
     def __init__(self, bridge: Bridge, ops: TensorOps) -> None:
-        self.on = False
         self.calls = 0
-        self._bridge, self.ops = bridge, ops
+        self._bridge, self._ops = bridge, ops
         self._made: dict[Hashable, Layer] = {}
+
+    @contextlib.contextmanager
+    def region(self, part: Callable[..., Any] | None) -> Iterator[None]:
+        """Run the block with ``part`` for what runs parts of a step; None: blocks are what they are."""
+        before, self._ops.region = self._ops.region, part
+        try:
+            yield
+        finally:
+            self._ops.region = before
 
     def of(self, block: nn.Module) -> Layer:
         """Return what stands for a block in a pass: it takes what the block takes."""
@@ -49,11 +51,6 @@ class Layers:
     def _run(
         self, block: nn.Module, x: Tensor, layer: int, at: Pass, ops: TensorOps, rotary: Any
     ) -> Tensor:
-        out: Tensor
-        if (count := Launches.now) is not None:
-            with count.one():
-                out = block(x, layer, at, ops, rotary)
-            return out
         self.calls += 1
         assert at.cache is not None and at.address is not None and at.mask is not None
         cache, form = at.cache, type(rotary)
@@ -68,7 +65,7 @@ class Layers:
 
     def _compile(self, cache: KVCache, whole: tuple[torch.Size, ...], form: Any) -> Layer:
         """Compile a block for the shapes of a pass; ``whole``: of mask, cosines and sines."""
-        layout, ops = replace(cache.layout, layers=1), self.ops
+        layout, ops = replace(cache.layout, layers=1), self._ops
 
         def run(
             block: nn.Module,
@@ -122,27 +119,11 @@ class Layered(Warmed):
         if self._layers.calls == before:
             raise NotCapturableError(f"the {self.name} has no layers")
 
-    @contextlib.contextmanager
-    def _by_layer(self) -> Iterator[None]:
-        self._layers.on, self._layers.ops.region = True, self._part
-        try:
-            yield
-        finally:
-            self._layers.on, self._layers.ops.region = False, None
-
     def _part(self, part: Callable[..., Any], *given: Any) -> Any:
         """Run a part of the step as one graph, in which blocks are what they are."""
-        run = self._parts.get(part)
-        self._layers.on, self._layers.ops.region = False, None
-        try:
-            if run is None:
-                return self._first(part, given)
-            if Launches.now is not None and run != part:
-                with Launches.now.one():
-                    return part(*given)
-            return run(*given)
-        finally:
-            self._layers.on, self._layers.ops.region = True, self._part
+        with self._layers.region(None):
+            run = self._parts.get(part)
+            return self._first(part, given) if run is None else run(*given)
 
     def _first(self, part: Callable[..., Any], given: tuple[Any, ...]) -> Any:
         """Compile a part, run it and wait; where it is refused, run it as it is, now and later."""
@@ -160,55 +141,10 @@ class Layered(Warmed):
         return part(*given)
 
     def _run(self) -> None:
-        with self._by_layer():
+        with self._layers.region(self._part):
             super()._run()
-
-    def launches(self) -> int:
-        """Run the step once; return how many operators, blocks and parts give the device work."""
-        assert self._step is not None
-        with self._by_layer():
-            return launches(self._step)
 
     def release(self) -> None:
         """Forget the graphs of parts, which hold the step's buffers."""
         super().release()
         self._parts.clear()
-
-
-# torch leaves the base class untyped.
-class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the operators of a block that give a device work."""
-
-    now: ClassVar[Launches | None] = None
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.count = 0
-        self._inside = False
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        self.count += computes(func) and not self._inside
-        return func(*args, **(kwargs or {}))
-
-    @contextlib.contextmanager
-    def one(self) -> Iterator[None]:
-        """Count the block as one launch, whatever runs in it."""
-        self.count += 1
-        self._inside = True
-        try:
-            yield
-        finally:
-            self._inside = False
-
-
-def launches(step: Step) -> int:
-    """Run a step once operator by operator; return how many launches it gives the device."""
-    with Launches() as seen:
-        Launches.now = seen
-        try:
-            step()
-        finally:
-            Launches.now = None
-    return int(seen.count)

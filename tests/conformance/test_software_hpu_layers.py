@@ -37,16 +37,10 @@ def refusing(said):
         return run
     return compile_
 
-launched = []
-
 def drawn(device, **options):
     with lantern_accel.load(sys.argv[1], device=device, dtype="float32", options=options) as pipeline:
         made = pipeline.generate("red heart", seed=3, strategy="vanilla")
         counted = pipeline.backend.counters()
-        replays = getattr(pipeline.backend, "_replays", [])
-        steps = [one for one in replays if one.name == "step" and hasattr(one, "launches")]
-        with torch.inference_mode():
-            launched[:] = [one.launches() for one in steps]
         return made.tokens.tolist(), counted
 
 def cast_in_the_middle():
@@ -74,14 +68,12 @@ for said in list(texts())[:1 if sys.argv[2] == "layers" else None]:
     told = [str(one.message) for one in lines]
     assert len(told) == 1, told
     line = told[0]
-    assert said.split()[0] in line or "compiler refused" in line, line
+    assert said.split()[0] in line, line
     if sys.argv[2] == "layers":
         assert line.startswith("SLOWER: the prefill is compiled layer by layer"), line
         # Two layers share a graph, in the prefill and in the step, which has two more, of its drafts and
         # of all behind its pass; none is made while it draws.
         assert counted["graph_compilation.TotalNumber"] == counted["buckets.graphs"] == 4, counted
-        # Two layers, two parts, and what prepares a pass and ends it; views and allocations do not count.
-        assert launched == [41], launched
         assert not [name for name in counted if name.startswith("late.")], counted
     else:
         assert "SLOW: every call of the" in line, line

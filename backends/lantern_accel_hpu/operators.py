@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import arg_tree_leaves, tree_leaves
+from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves
 
 if TYPE_CHECKING:
     from lantern_accel.device.backend import OperatorRule
@@ -27,9 +28,6 @@ def _aten(names: str) -> frozenset[str]:
     return frozenset(f"aten::{name}" for name in names.split())
 
 
-DATA = Path(__file__).with_name("gaudi_ops.json")
-REGISTRY = Path(__file__).with_name("gaudi_registry.json")
-TESTED = Path(__file__).with_name("gaudi_tested.json")
 #: The most axes of a tensor that a kernel takes (Synapse's ``SYN_MAX_TENSOR_DIM``).
 AXES = 5
 
@@ -113,66 +111,55 @@ DTYPES = {
     "Short": torch.int16,
 }
 
-Known = frozenset[torch.dtype] | dict[str, frozenset[torch.dtype]] | None
-
 
 @functools.cache
-def table() -> dict[str, Known]:
-    """Return the dtypes of each operator's kernel on Gaudi 2, by name; None where not known.
-
-    A set holds for the dtype that the operator computes in, a dictionary for single arguments.
-    """
-    found: dict[str, Known] = {}
-    for name, dtypes in json.loads(DATA.read_text(encoding="utf-8"))["operators"].items():
-        if isinstance(dtypes, dict):
-            found[name] = {arg: frozenset(map(DTYPES.get, of)) for arg, of in dtypes.items()}  # type: ignore[arg-type]
-        else:
-            found[name] = None if dtypes is None else frozenset(DTYPES[one] for one in dtypes)
+def _read(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(
+        Path(__file__).with_name(f"gaudi_{name}.json").read_text("utf-8")
+    )
     return found
 
 
 @functools.cache
-def read_tested_dtypes() -> dict[str, frozenset[torch.dtype]]:
-    """Return the dtypes in which the vendor tests an operator, by its bare name."""
-    found = json.loads(TESTED.read_text(encoding="utf-8"))["operators"]
-    return {name: frozenset(DTYPES[one] for one in dtypes) for name, dtypes in found.items()}
+def _dtypes(name: str) -> dict[str, frozenset[torch.dtype]]:
+    """Return the dtypes of each operator that a file has some for; those of single arguments are left out.
+
+    ``ops``: what its kernel on Gaudi 2 computes in, by its name; ``tested``: in which the vendor tests it,
+    by its bare name.
+    """
+    every = _read(name)["operators"].items()
+    return {one: frozenset(map(DTYPES.__getitem__, of)) for one, of in every if isinstance(of, list)}
 
 
 @functools.cache
 def names() -> frozenset[str]:
     """Return the operators with a kernel without their overloads."""
-    return frozenset(name.partition(".")[0] for name in table())
+    return frozenset(name.partition(".")[0] for name in _read("ops")["operators"])
 
 
 @functools.cache
-def list_supported() -> frozenset[str]:
-    """Return the operators with a kernel, and the exceptions."""
-    return frozenset(table()) | frozenset(EXCEPTIONS)
-
-
-@functools.cache
-def list_registered() -> frozenset[str]:
-    """Return the exact names that the bridge has a lowering for, with overloads."""
-    return frozenset(json.loads(REGISTRY.read_text(encoding="utf-8"))["registered"])
-
-
-@functools.cache
-def list_decomposed() -> frozenset[str]:
-    """Return the exact names that ``hpu_backend`` takes apart before; ``.*`` stands for all overloads."""
-    return frozenset(json.loads(REGISTRY.read_text(encoding="utf-8"))["decomposed"])
-
-
-def _composite(name: str) -> bool:
-    """Return whether torch makes the operator of others on a device that has no kernel for it."""
+def _made_of_others(func: OpOverload, every_device: bool = False) -> bool:
+    """Return whether torch makes an operator of others: where there is no kernel, or on every device."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     keys = ("CompositeImplicitAutograd", "CompositeExplicitAutograd")
-    return any(has(name, key) for key in keys)
+    return any(has(func.name(), key) for key in keys[: 1 if every_device else 2])
+
+
+@functools.cache
+def _is_decomposed(func: OpOverload) -> bool:
+    """Return whether ``hpu_backend`` takes an operator apart before; ``.*`` stands for all overloads."""
+    base, full = names_of(func)
+    return not {full, f"{base}.*"}.isdisjoint(_read("registry")["decomposed"])
+
+
+def _tensors(*values: Any) -> list[Tensor]:
+    return [one for one in tree_leaves(values) if isinstance(one, Tensor)]
 
 
 # --- rules --------------------------------------------------------------------------------------
 
 
-def has_kernel(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+def has_kernel(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """Complain of an operator without a kernel, and of one for which a graph is left.
 
     What torch composes of other operators passes here: ``static.kernels`` follows it down.
@@ -184,35 +171,26 @@ def has_kernel(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> s
         return "hpu_backend leaves the graph for an int64 permute; cast to int32 first"
     if base in ("aten::mul", "aten::full") and isinstance(args[1], bool):
         return "hpu_backend leaves the graph for a bool scalar; use 0 or 1"
-    if base in FILLED and _dtype_made(base, args, kwargs) == torch.bool:
+    like = args[0].dtype if args and isinstance(args[0], Tensor) else None
+    if base in FILLED and (kwargs.get("dtype") or like) == torch.bool:
         return (
             "hpu_backend takes it apart into a full with a bool scalar, and leaves the graph for that; "
             "use lantern_accel.device.operations.flags"
         )
-    if base == "aten::constant_pad_nd" and (why := _padded_wrong(*args, **kwargs)):
-        return why
-    if any(isinstance(one, float) and one != one for one in arg_tree_leaves(*args, **kwargs)):
+    if base == "aten::constant_pad_nd" and not args[0].dtype.is_floating_point:
+        value = args[2] if len(args) > 2 else kwargs.get("value", 0)
+        # The bridge writes a float for bool, whose kernel reads an integer of 8 bits: True becomes 0.
+        if args[0].dtype == torch.bool or type(value) is not int:
+            return "its kernel may read a value of another kind for the pad's; join with torch.cat"
+    if any(isinstance(one, float) and one != one for one in tree_leaves((args, kwargs))):
         return "hpu_backend leaves the graph for a NaN scalar"
-    if full in list_supported() or _composite(func.name()):
+    if full in _read("ops")["operators"] or base in EXCEPTIONS or _made_of_others(func):
         return ""
     return UNLISTED
 
 
-def _padded_wrong(padded: Tensor, pad: Any, value: float = 0) -> str:
-    """Complain of a pad that its kernel may read wrongly: its value is an int or a float in one place.
-
-    The bridge writes a float for bool, whose kernel reads an integer of 8 bits: True becomes 0.
-    """
-    if padded.dtype == torch.bool:
-        return "a pad of bool may be False whatever its value; keep numbers, or join with torch.cat"
-    if padded.dtype.is_floating_point or type(value) is int:
-        return ""
-    return (
-        f"its value {value!r} is not an integer, as {_short(padded.dtype)} is; join with torch.cat"
-    )
-
-
-def has_lowering(func: Any) -> str:
+@functools.cache
+def has_lowering(func: OpOverload) -> str:
     """Complain of an operator that no graph can hold: its exact name is in no registry.
 
     In a graph a write in place is the function that it is made of, and a copy. What torch makes of
@@ -222,82 +200,67 @@ def has_lowering(func: Any) -> str:
     if not base.startswith(("aten::", "hpu::")):
         return ""
     given = {full, full.replace(base, base.rstrip("_"), 1)}
-    if given & (list_registered() | list_decomposed()) or f"{base}.*" in list_decomposed():
+    if not given.isdisjoint([*_read("registry")["registered"], *_read("registry")["decomposed"]]):
         return ""
-    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+    if _is_decomposed(func) or _made_of_others(func, every_device=True):
         return ""
     return "the bridge's registry has no lowering of this overload, so that no graph can hold it"
 
 
-def has_dtype(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+def has_dtype(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """Complain of a dtype that a kernel is known not to have: the bridge runs it on the CPU.
 
     The bridge asks for the dtype in which the operator computes: ``dtype=`` where it is given, else
     what the tensors promote to.
     """
     base, full = names_of(func)
-    values = arg_tree_leaves(*args, **kwargs)
-    dtypes = [v.dtype for v in values if isinstance(v, Tensor)]
-    dtypes += [v for v in values if isinstance(v, torch.dtype)]
-    if base in COMPLEX or any(dtype.is_complex for dtype in dtypes):
+    tensors = _tensors(args, kwargs)
+    if base in COMPLEX or any(one.dtype.is_complex for one in tensors):
         return "Gaudi has no complex numbers; keep real and imaginary parts apart"
-    known = table().get(full)
-    if known is None:
+    known = _dtypes("ops").get(full)
+    if known is None or not tensors:
         return ""
-    if isinstance(known, dict):
-        named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | dict(
-            kwargs
-        )
-        for arg, able in known.items():
-            value = named.get(arg)
-            if isinstance(value, Tensor) and value.dtype not in able:
-                return f"its {arg} is {_short(value.dtype)}, kernels take {_list(able)}"
-        return ""
-    padded = base == "aten::constant_pad_nd"  # its value has no part in its dtype
-    dtype = args[0].dtype if padded else kwargs.get("dtype") or _promote(args)
-    if dtype is not None and dtype not in known:
-        return f"it computes in {_short(dtype)}, kernels in {_list(known)}"
-    return ""
+    dtype = kwargs.get("dtype") or functools.reduce(
+        torch.promote_types, (one.dtype for one in tensors)
+    )
+    # The value of a pad has no part in its dtype.
+    if base != "aten::constant_pad_nd" and any(isinstance(one, float) for one in tree_leaves(args)):
+        dtype = dtype if dtype.is_floating_point else torch.get_default_dtype()
+    return "" if dtype in known else f"it computes in {_list({dtype})}, kernels in {_list(known)}"
 
 
 def was_tested(
-    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], made: Any = None
+    func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], made: Any = None
 ) -> str:
     """Complain of a dtype or a rank that no test of the vendor gives the operator; ``made``: its result.
 
     Placement takes some operators by name, so that a wrong dtype shows only where the graph is compiled.
     What moves no data, and what is taken apart before, passes.
     """
-    base, full = names_of(func)
-    tensors = [v for v in arg_tree_leaves(*args, **kwargs) if isinstance(v, Tensor)]
-    results = [v for v in tree_leaves(made) if isinstance(v, Tensor)]
-    if any(one.dim() > AXES for one in (*tensors, *results)):
+    base, _ = names_of(func)
+    tensors = _tensors(args, kwargs)
+    if any(one.dim() > AXES for one in (*tensors, *_tensors(made))):
         return f"a tensor has more than {AXES} axes, which no kernel takes; fold some of them"
     name = base.removeprefix("aten::")
     name = name if name.endswith("__") else name.rstrip("_")  # a write is its function, and a copy
     if base in VIEWS or not base.startswith("aten::"):
         return ""
-    known = read_tested_dtypes().get(name)
-    if known is None:
-        apart = (
-            full in list_decomposed() or f"{base}.*" in list_decomposed() or _composite(func.name())
-        )
-        listed = all((name, one.dtype) in UNTESTED for one in tensors)
-        return "" if apart or listed else "no test of the vendor's runs it"
+    known = _dtypes("tested").get(name)
+    if known is None and (_is_decomposed(func) or _made_of_others(func)):
+        return ""
     dtypes = {one.dtype for one in tensors}
     if "dtype" in kwargs and not tensors:
         dtypes.add(kwargs["dtype"])
-    wrong = [one for one in dtypes - known if (name, one) not in UNTESTED]
-    return f"no test of the vendor's gives it {_list(frozenset(wrong))}" if wrong else ""
+    wrong = {one for one in dtypes - (known or set()) if (name, one) not in UNTESTED}
+    return f"no test of the vendor's gives it {_list(wrong)}" if wrong else ""
 
 
-def has_index(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+def has_index(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """Complain of an int64 tensor: Gaudi's kernels take int32, and cast what is wider every time."""
     base, _ = names_of(func)
     if base in VIEWS or base in TAKES_INT64 or base.startswith("prim::"):
         return ""
-    values = arg_tree_leaves(*args, **kwargs)
-    if any(isinstance(v, Tensor) and v.dtype == torch.int64 for v in values):
+    if any(one.dtype == torch.int64 for one in _tensors(args, kwargs)):
         return "it takes int64; cast to the device's index dtype, int32"
     return ""
 
@@ -314,35 +277,13 @@ def rules(index: torch.dtype = torch.int32) -> dict[str, OperatorRule]:
     return own if index == torch.int64 else {**own, "indices": has_index}
 
 
-def names_of(func: Any) -> tuple[str, str]:
+@functools.cache
+def names_of(func: OpOverload) -> tuple[str, str]:
     """Return an operator's name without and with its overload (``aten::add.Tensor``)."""
     name: str = func._schema.name
     overload = func._overloadname
     return name, name if overload == "default" else f"{name}.{overload}"
 
 
-def _dtype_made(base: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.dtype | None:
-    """Return the dtype of what an operator of ``FILLED`` makes."""
-    if kwargs.get("dtype") is not None:
-        found: torch.dtype = kwargs["dtype"]
-        return found
-    return args[0].dtype if args and isinstance(args[0], Tensor) else torch.get_default_dtype()
-
-
-def _promote(args: tuple[Any, ...]) -> torch.dtype | None:
-    """Return what tensors and Python numbers compute in together; None without a tensor."""
-    values = arg_tree_leaves(*args)
-    dtypes = [v.dtype for v in values if isinstance(v, Tensor)]
-    if not dtypes:
-        return None
-    dtype = functools.reduce(torch.promote_types, dtypes)
-    real = any(isinstance(v, float) for v in values)
-    return torch.get_default_dtype() if real and not dtype.is_floating_point else dtype
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _list(dtypes: frozenset[torch.dtype]) -> str:
-    return ", ".join(sorted(map(_short, dtypes)))
+def _list(dtypes: Set[torch.dtype]) -> str:
+    return ", ".join(sorted(str(one).removeprefix("torch.") for one in dtypes))

@@ -7,7 +7,6 @@ other code is the same with and without a card. Names and signatures: habana_fra
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import inspect
 import os
 import threading
@@ -168,11 +167,8 @@ class Bridge:
 
     def version(self) -> str | None:
         """Return the SDK's version; None without one."""
-        if self.software:
-            return None
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return f"habana-torch-plugin {importlib.metadata.version('habana-torch-plugin')}"
-        return None
+        found = None if self.software else environment.sdk_version()
+        return f"habana-torch-plugin {found}" if found else None
 
     # --- metrics -------------------------------------------------------------------------------
 

@@ -51,6 +51,8 @@ EAGER_CACHE = "PT_HPU_ENABLE_EAGER_CACHE"
 KERNELS = "GC_KERNEL_PATH"
 #: What release 1.24 refuses in the folder of recipes, and the comma between its settings.
 UNSAFE = re.compile(r"""[\s"'\\<>|&;$%*?\[\]{}^~`,]""")
+#: What may follow a folder there: whether it is emptied, megabytes, and the fourth setting.
+RECIPE_SETTINGS = r"(,\s*((true|false)\s*(,\s*\d+\s*(,\s*(true|false)\s*)?)?)?)?"
 #: From this release on the recipe cache has a fourth setting: whether it lies on a network file system.
 FOUR_SETTINGS = (1, 24)
 #: File systems that reach over a network, or may: their locks are none that the bridge can use.
@@ -95,15 +97,9 @@ class Settings:
     def read(cls, options: Mapping[str, Any]) -> Settings:
         """Check options; raises DeviceRequestError naming the one that is wrong."""
         check_options("hpu", options, OPTIONS)
-        mode = str(options.get("mode", "auto"))
-        if mode not in MODES:
-            raise DeviceRequestError(
-                f"backend 'hpu' has no mode {mode!r}{did_you_mean(mode, MODES)}; "
-                f"its modes are {', '.join(MODES)}"
-            )
         software = options.get("software")
         return cls(
-            mode=mode,
+            mode=_mode("mode", str(options.get("mode", "auto"))),
             fused=_flag("fused", options.get("fused", True)),
             software=None if software is None else _flag("software", software),
         )
@@ -118,13 +114,13 @@ class Settings:
         """Return the mode that was asked for, by option or by LANTERN_HPU_MODE; else ``auto``."""
         if self.mode != "auto":
             return self.mode
-        mode = environ.get("LANTERN_HPU_MODE", "auto")
-        if mode not in MODES:
-            raise DeviceRequestError(
-                f"LANTERN_HPU_MODE is {mode!r}{did_you_mean(mode, MODES)}; "
-                f"unset it or choose one of {', '.join(MODES)}"
-            )
-        return mode
+        return _mode("LANTERN_HPU_MODE", environ.get("LANTERN_HPU_MODE", "auto"))
+
+
+def _mode(name: str, mode: str) -> str:
+    if mode not in MODES:
+        raise DeviceRequestError(f"backend 'hpu' got {name}={mode!r}{did_you_mean(mode, MODES)}")
+    return mode
 
 
 def _flag(name: str, value: object) -> bool:
@@ -144,15 +140,21 @@ def prepare(settings: Settings, environ: MutableMapping[str, str]) -> None:
         # A real bridge that loads itself while torch is imported would take the device's name.
         environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
         return
-    if loaded_mode() is None:
+    if loaded_lazy() is None:
         mode = settings.get_mode(environ)
         _set(environ, LAZY, "1" if (usual() if mode == "auto" else mode) == "graph" else "0")
+    first, _settled[:] = not _settled, [True]
     if cards.has_card():
-        if not _settled:
-            _warn_late(environ)
-        _settled[:] = [True]
+        late = [name for name in (*WANTED, RECIPES) if first and name not in environ]
+        if late:
+            warnings.warn(
+                f"this process used a Gaudi before lantern_accel could set {', '.join(late)}: images of a "
+                "seed may differ from other devices', and graphs are compiled again in every process; "
+                "import lantern_accel and load the model before anything uses the card",
+                LanternWarning,
+                stacklevel=4,
+            )
         return
-    _settled[:] = [True]
     for name, value in WANTED.items():
         _set(environ, name, value)
     # A recipe takes long to compile: kept, not emptied at the start, up to 8 GB.
@@ -167,20 +169,6 @@ def prepare(settings: Settings, environ: MutableMapping[str, str]) -> None:
     )
 
 
-def _warn_late(environ: Mapping[str, str]) -> None:
-    """Warn of settings that this process's card was acquired without."""
-    late = [name for name, value in WANTED.items() if environ.get(name) is None and value != "0"]
-    late += [] if environ.get(RECIPES) or environ.get("PT_RECIPE_CACHE_PATH") else [RECIPES]
-    if late:
-        warnings.warn(
-            f"this process used a Gaudi before lantern_accel could set {', '.join(late)}: images of a "
-            "seed may differ from other devices', and graphs are compiled again in every process; import "
-            "lantern_accel and load the model before anything uses the card",
-            LanternWarning,
-            stacklevel=5,
-        )
-
-
 @functools.cache  # said once
 def _local(folder: Path) -> Path | None:
     """Return a folder that recipes can lie in: ``folder``, a temporary one, or None.
@@ -190,22 +178,18 @@ def _local(folder: Path) -> Path | None:
     if not (wrong := unfit(folder)):
         return folder
     other = Path(tempfile.gettempdir()) / f"lantern-accel-{os.getuid()}" / "recipes"
-    try:
+    usable = False
+    with contextlib.suppress(OSError):
         other.mkdir(mode=0o700, parents=True, exist_ok=True)
         usable = other.parent.stat().st_uid == os.getuid() and not unfit(other)
-    except OSError:
-        usable = False
-    refused = "network" not in wrong
-    where = f"{other} is used in its place" if usable else "its locks may fail there"
-    if refused and not usable:
-        where = "compiled recipes are not kept"
     warnings.warn(
-        f"the cache for compiled recipes, {folder}, {wrong}: {where}; name a folder on a local disk, of "
-        f"letters, digits and .-_, with LANTERN_ACCEL_CACHE, or set {RECIPES} yourself",
+        f"the cache for compiled recipes, {folder}, {wrong}: "
+        f"{f'{other} is used in its place' if usable else 'compiled recipes are not kept'}; name a folder "
+        f"on a local disk, of letters, digits and .-_, with LANTERN_ACCEL_CACHE, or set {RECIPES} yourself",
         LanternWarning,
         stacklevel=5,
     )
-    return other if usable else None if refused else folder
+    return other if usable else None
 
 
 def unfit(folder: Path) -> str:
@@ -224,33 +208,19 @@ def unfit_recipes(environ: Mapping[str, str]) -> str:
     be one itself, and writable for its owner.
     """
     given = environ.get(RECIPES, "")
-    folder, *rest = (one.strip() for one in given.split(","))
-    forms = ("true|false", r"\d+", "true|false")
-    wrong = [
-        part
-        for part, form in zip(rest, forms, strict=False)
-        if not re.fullmatch(form, part, re.IGNORECASE)
-    ]
-    if len(rest) > len(forms) or wrong:
+    folder, _, rest = given.partition(",")
+    path = Path(folder.strip())
+    if UNSAFE.search(folder.strip()) or not re.fullmatch(
+        RECIPE_SETTINGS, f",{rest}", re.IGNORECASE
+    ):
         return f"{given!r} is not of the form FOLDER,False,MEGABYTES,False"
-    if found := UNSAFE.search(folder):
-        return f"the folder's name has the character {found[0]!r}"
-    path = Path(folder)
-    if folder and path.is_symlink():
-        return f"{folder} is a symbolic link"
-    if folder and path.exists() and not (path.is_dir() and path.stat().st_mode & 0o200):
-        return f"{folder} is not a folder that can be written"
+    if folder and (path.is_symlink() or (path.exists() and not _writable(path))):
+        return f"{folder} is a symbolic link, or not a folder that can be written"
     return ""
 
 
-def unfit_kernels(environ: Mapping[str, str]) -> str:
-    """Return what is wrong with the variable that names Habana's kernels; "" where nothing is."""
-    given = environ.get(KERNELS, "")
-    if not given:
-        return f"{KERNELS} is not set, so that no graph can be compiled"
-    if not any(Path(one).is_file() for one in given.split(":") if one):
-        return f"{KERNELS}={given} names no file, so that no graph can be compiled"
-    return ""
+def _writable(folder: Path) -> bool:
+    return folder.is_dir() and bool(folder.stat().st_mode & 0o200)
 
 
 def file_system(folder: Path, mounts: Path = Path("/proc/mounts")) -> str:
@@ -259,12 +229,10 @@ def file_system(folder: Path, mounts: Path = Path("/proc/mounts")) -> str:
     with contextlib.suppress(OSError):
         at = str(folder.resolve())
         for line in mounts.read_text(errors="replace").splitlines():
-            _, point, found, *_ = [*line.split(" "), "", "", ""]
+            _, point, found, *_ = line.split(" ")
             point = re.sub(r"\\([0-7]{3})", lambda one: chr(int(one[1], 8)), point)
             inside = at == point or at.startswith(point.rstrip("/") + "/")
-            if (
-                point and inside and len(point) >= best
-            ):  # of two on one place, the later one is seen
+            if inside and len(point) >= best:  # of two on one place, the later one is seen
                 best, kind = len(point), found
     return kind
 
@@ -279,14 +247,10 @@ def keeps_fallback(environ: Mapping[str, str]) -> bool:
     return environ.get(FALLBACK, "0").lower() in ("1", "on", "yes", "true", "y", "t")
 
 
-def loaded_mode() -> str | None:
-    """Return ``lazy`` or ``eager`` as the bridge in this process runs; None where it is not loaded."""
-    if "habana_frameworks.torch" not in sys.modules:
-        return None
+def loaded_lazy() -> bool | None:
+    """Return whether the bridge in this process runs in lazy mode; None where it is not loaded."""
     internal = sys.modules.get("habana_frameworks.torch.utils.internal")
-    if internal is None:
-        return None
-    return "lazy" if internal.is_lazy() else "eager"
+    return None if internal is None else bool(internal.is_lazy())
 
 
 def runner(settings: Settings, environ: Mapping[str, str]) -> str:
@@ -312,27 +276,23 @@ def own_build(torch_version: str) -> bool:
 
 
 def _is_lazy(environ: Mapping[str, str]) -> bool:
-    if loaded := loaded_mode():
-        return loaded == "lazy"
+    loaded = loaded_lazy()
+    if loaded is not None:
+        return loaded
     return environ.get(LAZY, "1" if usual() == "graph" else "0") != "0"
 
 
-def conflict(settings: Settings, environ: Mapping[str, str], torch_version: str) -> Probe | None:
-    """Return why the mode that was asked for cannot be had in this process; None where it can."""
-    asked = settings.get_mode(environ)
-    lazy = _is_lazy(environ)
-    if asked != "auto" and lazy != (asked == "graph"):
-        needs = "lazy" if asked == "graph" else "eager"
-        if loaded_mode():
-            return Probe.missing(
-                f"this process loaded habana_frameworks in {loaded_mode()} mode before lantern_accel, "
-                f"and the mode {asked!r} needs {needs} mode",
-                f"set {LAZY}={int(asked == 'graph')} before Python starts, or leave out the mode",
-            )
+def conflict(settings: Settings, environ: Mapping[str, str]) -> Probe | None:
+    """Return why this process cannot have the mode that was asked for, or a graph; None where it can."""
+    asked, torch_version = settings.get_mode(environ), installed_torch()
+    lazy, needs_lazy = _is_lazy(environ), asked == "graph"
+    if asked != "auto" and lazy != needs_lazy:
+        loaded = f"{LAZY}={environ.get(LAZY)} selects"
+        if loaded_lazy() is not None:
+            loaded = "this process loaded habana_frameworks before lantern_accel in"
         return Probe.missing(
-            f"{LAZY}={environ.get(LAZY)} selects {'lazy' if lazy else 'eager'} mode, and the mode "
-            f"{asked!r} needs {needs} mode",
-            f"unset {LAZY}, or leave out the mode",
+            f"{loaded} {'lazy' if lazy else 'eager'} mode, and the mode {asked!r} needs the other",
+            f"set {LAZY}={int(needs_lazy)} before Python starts, or leave out the mode",
         )
     if lazy and torch_version and not own_build(torch_version):
         return Probe.missing(
@@ -345,6 +305,19 @@ def conflict(settings: Settings, environ: Mapping[str, str], torch_version: str)
             "outside lazy mode is not known",
             "use Gaudi software 1.23 or newer, or an image with Habana's own torch, whose lazy mode "
             "computes them in 32 bits (LANTERN_HPU_MODE=graph)",
+        )
+    kernels = environ.get(KERNELS, "")
+    if not any(Path(one).is_file() for one in kernels.split(":") if one):
+        return Probe.broken(
+            f"{KERNELS}={kernels!r} names no file, so that no graph can be compiled",
+            "set it to the library of Habana's kernels, as the Gaudi image does: "
+            f"export {KERNELS}=/usr/lib/habanalabs/libtpc_kernels.so",
+        )
+    wrong = unfit_recipes(environ) if numbers(sdk_version()) >= FOUR_SETTINGS else ""
+    if wrong:
+        return Probe.broken(
+            f"{RECIPES} would end this process: {wrong}",
+            "unset it, or name a folder of letters, digits and ./-_",
         )
     return None
 
@@ -363,23 +336,21 @@ def required_torch(sdk: Path) -> str:
     return ""
 
 
-def sdk_version() -> str:
-    """Return the version of habana-torch-plugin; "" where it is not installed as a package."""
+def _version(package: str) -> str:
+    """Return a package's version without importing it; "" where it is not installed as a package."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version("habana-torch-plugin")
+        return importlib.metadata.version(package)
     return ""
+
+
+def sdk_version() -> str:
+    """Return the version of Gaudi's software, that of its torch plug-in; "" where it is not known."""
+    return _version("habana-torch-plugin")
 
 
 def installed_torch() -> str:
-    """Return torch's version without importing torch; "" where it cannot be read."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return ""
-    with contextlib.suppress(OSError):
-        text = Path(spec.origin).with_name("version.py").read_text()
-        found = re.search(r"__version__\s*(?::[^=]*)?=\s*['\"]([^'\"]+)", text)
-        return found[1] if found else ""
-    return ""
+    """Return torch's version without importing torch; "" where it is not known."""
+    return _version("torch")
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -400,7 +371,7 @@ def module(node: str, root: Path = Path("/")) -> int | None:
 
 
 def devices(root: Path = Path("/")) -> list[str]:
-    """List the Gaudis the driver shows: /dev/accel/accelN, or /dev/hlN before driver 1.13.
+    """List the Gaudis that the driver shows, as /dev/accel/accelN.
 
     Which node is which module :func:`module` says; see :mod:`lantern_accel_hpu.cards`.
     """
@@ -411,6 +382,4 @@ def devices(root: Path = Path("/")) -> list[str]:
             if vendor.read_text().strip() != PCI_VENDOR:
                 continue
         found.append(f"Gaudi at /dev/accel/{node.name}")
-    if found:
-        return found
-    return [f"Gaudi at /dev/{node.name}" for node in sorted((root / "dev").glob("hl[0-9]*"))]
+    return found

@@ -128,7 +128,9 @@ def _dtypes(name: str) -> dict[str, frozenset[torch.dtype]]:
     by its bare name.
     """
     every = _read(name)["operators"].items()
-    return {one: frozenset(map(DTYPES.__getitem__, of)) for one, of in every if isinstance(of, list)}
+    return {
+        one: frozenset(map(DTYPES.__getitem__, of)) for one, of in every if isinstance(of, list)
+    }
 
 
 @functools.cache

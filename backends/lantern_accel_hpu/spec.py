@@ -103,22 +103,7 @@ class Spec(BackendSpec):
                 f"habana_frameworks was built for torch {needs}, and torch {has} is installed",
                 "install both from one Gaudi image; never upgrade torch there",
             )
-        if trouble := environment.conflict(self.settings, os.environ, has):
-            return trouble
-        if wrong := environment.unfit_kernels(os.environ):
-            return Probe.broken(
-                wrong,
-                "set it to the library of Habana's kernels, as the Gaudi image does: "
-                f"export {environment.KERNELS}=/usr/lib/habanalabs/libtpc_kernels.so",
-            )
-        if environment.numbers(environment.sdk_version()) >= environment.FOUR_SETTINGS:
-            wrong = environment.unfit_recipes(os.environ)
-        if wrong:
-            return Probe.broken(
-                f"{environment.RECIPES} would end this process: {wrong}",
-                "unset it, or name a folder of letters, digits and ./-_",
-            )
-        return Probe.of_devices(*devices)
+        return environment.conflict(self.settings, os.environ) or Probe.of_devices(*devices)
 
     def open(self, index: int, options: Mapping[str, Any]) -> Backend:
         """Choose and acquire Gaudi ``index``; options as :meth:`configured` takes them.

@@ -107,16 +107,15 @@ def test_the_file_system_of_a_folder_is_its_nearest_mounts(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "otherwise"),
+    ("name", "kind"),
     [
-        *(("home", kind, "locks may fail") for kind in ("nfs4", "ceph", "fuse.sshfs", "lustre")),
+        *(("home", kind) for kind in ("nfs4", "ceph", "fuse.sshfs", "lustre")),
         # Release 1.24 ends the process while torch is imported.
-        *((name, "ext4", "not kept") for name in ("a b", "it's", "a;b", "~me", "x$HOME", "[1]")),
-        *((name, "ext4", "not kept") for name in ("a,b", 'q"q')),
+        *((name, "ext4") for name in ("a b", "it's", "a;b", "~me", "x$HOME", "[1]", "a,b", 'q"q')),
     ],
 )
 def test_recipes_are_kept_elsewhere_where_the_cache_cannot_have_them(
-    machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, kind: str, otherwise: str
+    machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, kind: str
 ) -> None:
     machine()
     cache = tmp_path / name
@@ -125,7 +124,7 @@ def test_recipes_are_kept_elsewhere_where_the_cache_cannot_have_them(
     monkeypatch.setattr(
         environment, "file_system", lambda at: kind if at.is_relative_to(cache) else "ext4"
     )
-    says = kind if otherwise == "locks may fail" else "a character in its name"
+    says = kind if name == "home" else "a character in its name"
     with pytest.warns(LanternWarning, match=says):
         Spec().prepare(environ := {})
     folder, settings = environ[environment.RECIPES].split(",", 1)
@@ -136,13 +135,13 @@ def test_recipes_are_kept_elsewhere_where_the_cache_cannot_have_them(
     # Who names a place gets it, without a word.
     Spec().prepare(environ := {environment.RECIPES: "/mine,False,1"})
     assert environ[environment.RECIPES] == "/mine,False,1"
-    # Where there is no other place, a disk that is far away may do.
+    # Where there is no other place, they are not kept.
     environment._local.cache_clear()
     (tmp_path / "file").touch()
     monkeypatch.setattr(environment.tempfile, "gettempdir", lambda: str(tmp_path / "file"))
-    with pytest.warns(LanternWarning, match=otherwise):
+    with pytest.warns(LanternWarning, match="not kept"):
         Spec().prepare(environ := {})
-    assert (environment.RECIPES in environ) == (otherwise == "locks may fail")
+    assert environment.RECIPES not in environ
 
 
 def test_what_the_user_set_stays_and_what_we_set_may_change() -> None:
@@ -202,7 +201,7 @@ def test_recipes_of_the_users_own_are_refused_before_torch_is_imported(
     for right in (f"{there},False,8192,False", f"{there},true", ",true", f"{there}/new,False,1"):
         assert not environment.unfit_recipes({environment.RECIPES: right}), right
     for wrong, says in (
-        (f"{there} x,False,8192,False", "character ' '"),
+        (f"{there} x,False,8192,False", "not of the form"),
         (f"{link},False,8192,False", "symbolic link"),
         (f"{closed},False,8192,False", "not a folder that can be written"),
         (f"{there},no,8192,False", "not of the form"),
@@ -268,10 +267,10 @@ def test_the_default_mode_is_what_that_software_decodes_in(
     ("options", "says"),
     [
         ({"speed": 11}, "backend 'hpu' has no option 'speed'; it takes mode: how a step runs"),
-        ({"mode": "graphs"}, "no mode 'graphs'; did you mean graph.; its modes are auto, compile"),
+        ({"mode": "graphs"}, "got mode='graphs'; did you mean graph"),
         ({"fused": "maybe"}, "got fused='maybe'; it is true or false"),
         ({"software": 2}, "got software=2; it is true or false"),
-        ({}, r"^LANTERN_HPU_MODE is 'fast'.*unset it or choose"),
+        ({}, "got LANTERN_HPU_MODE='fast'; known: auto, compile"),
     ],
 )
 def test_a_wrong_option_is_told_before_anything_is_looked_for(
@@ -328,8 +327,8 @@ LAZY = "PT_HPU_LAZY_MODE"
         (OLDER, {}, "eager", "2.7.1+cpu takes int64 alone"),
         (OWN, {LAZY: "0"}, "auto", "LANTERN_HPU_MODE=graph"),
         # Kernels that the compiler does not find.
-        ({}, {"GC_KERNEL_PATH": "/gone.so"}, "auto", "/gone.so names no file, so that no graph"),
-        ({}, {"GC_KERNEL_PATH": ""}, "auto", "GC_KERNEL_PATH is not set"),
+        ({}, {"GC_KERNEL_PATH": "/gone.so"}, "auto", "/gone.so' names no file, so that no graph"),
+        ({}, {"GC_KERNEL_PATH": ""}, "auto", "GC_KERNEL_PATH='' names no file"),
         # What can be had. The bridge compares major and minor of torch.
         ({"needs": "2.13.1", "torch": "2.13.0+cpu"}, {}, "auto", ""),
         ({"needs": "2.5.1", "torch": "2.5.1a0+git6fc067b"}, {}, "graph", ""),
@@ -356,8 +355,7 @@ def test_what_cannot_be_had_here_is_refused_with_a_way_out(
 def test_a_mode_against_what_the_process_has_loaded(machine, loaded) -> None:
     machine(torch="2.11.0+git123")
     loaded(lazy=False)
-    says = "loaded habana_frameworks in eager mode before lantern_accel, and the mode 'graph' needs"
-    assert says in _refused(mode="graph")
+    assert "loaded habana_frameworks before lantern_accel in eager mode" in _refused(mode="graph")
     # What was loaded still works: the mode is then the one that goes with it.
     assert choose_device("hpu").index == 0
     assert environment.runner(Settings(), {"PT_HPU_LAZY_MODE": "1"}) == "compile"

@@ -119,7 +119,11 @@ SIZED = "Allocation failed for size::1073741824 (1024)MB"
     [
         (LOST, DeviceLostError, "stopped working while decoding .synStatus=17"),
         ("Synapse detected a device critical error", DeviceLostError, "start a new process"),
-        (REFUSED, BackendError, r"refused a graph while decoding \(Graph compile failed.*26.*\); open"),
+        (
+            REFUSED,
+            BackendError,
+            r"refused a graph while decoding \(Graph compile failed.*26.*\); open",
+        ),
         (SIZED, DeviceMemoryError, r"size::1073741824 \(1024\)MB\): 93.00 GiB of 94.00 GiB"),
     ],
 )

@@ -38,7 +38,9 @@ def test_names_are_exact() -> None:
     assert "registry" in complaint
     # Whatever is padded with, a pad of bool may be False; and what takes int64 is cast each time.
     rules, some = operators.rules(), torch.zeros(2, dtype=torch.bool)
-    assert "value of another kind" in rules["operators"](aten.constant_pad_nd.default, (some, [1, 0], 1), {})
+    assert "value of another kind" in rules["operators"](
+        aten.constant_pad_nd.default, (some, [1, 0], 1), {}
+    )
     assert "int32" in rules["indices"](aten.gather.default, (some.float(), 0, some.long()), {})
 
 

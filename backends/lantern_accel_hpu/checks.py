@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -36,73 +37,61 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 ROWS, NODES, HEADS, WIDTH = 3, 7, 4, 64
 
 
+@torch.compiler.assume_constant_result  # a generator is no part of a graph
 def _random(seed: int, *shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def _compare(
-    backend: Backend, kernel: str, what: str, run: Callable[[HPUOps, torch.dtype], Tensor]
-) -> Measured:
-    """Run a function with the device's kernels and with the plain operators, in both dtypes."""
-    on_card(backend, f"{what}: Habana's kernels run on it alone")
+def _attention(ops: HPUOps, dtype: torch.dtype) -> Tensor:
+    """Attend under a tree's mask, over two blocks of a cache."""
+    slots = 2 * 128
+    q = _random(1, ROWS, NODES, HEADS, WIDTH).to(dtype).to(ops.device)
+    k, v = (_random(n, ROWS, slots, HEADS, WIDTH).to(dtype).to(ops.device) for n in (2, 3))
+    visible = torch.zeros(ROWS, 1, NODES, slots, dtype=torch.bool)
+    visible[..., :140] = True
+    visible[..., 140 : 140 + NODES] = torch.eye(NODES, dtype=torch.bool)
+    return ops.attend_dense(q, k, v, ops.mask(visible.to(ops.device), dtype))
+
+
+def _norm(ops: HPUOps, dtype: torch.dtype) -> Tensor:
+    """Normalise on four axes and on three."""
+    x = _random(4, ROWS, NODES, HEADS, WIDTH).to(dtype).to(ops.device)
+    weight = (1 + 0.1 * _random(5, WIDTH)).to(dtype).to(ops.device)
+    wide = (1 + 0.1 * _random(6, HEADS * WIDTH)).to(dtype).to(ops.device)
+    four = ops.rms_norm(x, weight, 1e-5)
+    return torch.cat((four, ops.rms_norm(x.flatten(2), wide, 1e-5).view(x.shape)))
+
+
+def _rotary(ops: HPUOps, dtype: torch.dtype) -> Tensor:
+    """Turn by angles for all rows, and by each row's own."""
+    x = _random(7, ROWS, NODES, 2, HEADS, WIDTH).to(dtype).to(ops.device)
+    turned = []
+    for rows in (1, ROWS):
+        angles = _random(8, rows, NODES, 1, 1, WIDTH // 2).to(ops.device)
+        turned.append(ops.rotate(x, ops.rotary(angles.cos(), angles.sin())))
+    return torch.cat(turned)
+
+
+#: What runs each fused kernel as a step does.
+KERNELS = {"sdpa": _attention, "rms_norm": _norm, "rotary": _rotary}
+
+
+def compare(backend: Backend, kernel: str) -> Measured:
+    """Run a function with the device's kernel and with the plain operators, in both dtypes."""
+    on_card(backend, f"{kernel}: Habana's kernels run on it alone")
     assert isinstance(backend, HPUOps)
     if getattr(backend.kernels, kernel) is None:
-        raise NotApplicable(
-            f"this SDK has no fused kernel for {what}, or fused=false was asked for"
-        )
-    plain = HPUOps()
+        raise NotApplicable(f"this SDK has no fused {kernel}, or fused=false was asked for")
+    plain, run = HPUOps(), KERNELS[kernel]
     plain.device = backend.device
     worst, allowed = 0.0, 1.0
     for dtype, tolerance in TOLERANCE.items():
         one, other = run(backend, dtype).float().cpu(), run(plain, dtype).float().cpu()
         error = float((one - other).abs().max())
-        within(error, tolerance, f"{what} in {dtype}")
+        within(error, tolerance, f"{kernel} in {dtype}")
         if error / tolerance >= worst / allowed:
             worst, allowed = error, tolerance
-    return within(worst, allowed, f"fused {what} against plain operators")
-
-
-def attention(backend: Backend) -> Measured:
-    """Compare FusedSDPA under a tree mask with matmul, softmax, matmul."""
-
-    def run(ops: HPUOps, dtype: torch.dtype) -> Tensor:
-        slots = 2 * 128
-        q = _random(1, ROWS, NODES, HEADS, WIDTH).to(dtype).to(ops.device)
-        k, v = (_random(n, ROWS, slots, HEADS, WIDTH).to(dtype).to(ops.device) for n in (2, 3))
-        visible = torch.zeros(ROWS, 1, NODES, slots, dtype=torch.bool)
-        visible[..., :140] = True
-        visible[..., 140 : 140 + NODES] = torch.eye(NODES, dtype=torch.bool)
-        return ops.attend_dense(q, k, v, ops.mask(visible.to(ops.device), dtype))
-
-    return _compare(backend, "sdpa", "attention", run)
-
-
-def norm(backend: Backend) -> Measured:
-    """Compare FusedRMSNorm with its definition, on three axes and on four."""
-
-    def run(ops: HPUOps, dtype: torch.dtype) -> Tensor:
-        x = _random(4, ROWS, NODES, HEADS, WIDTH).to(dtype).to(ops.device)
-        weight = (1 + 0.1 * _random(5, WIDTH)).to(dtype).to(ops.device)
-        wide = (1 + 0.1 * _random(6, HEADS * WIDTH)).to(dtype).to(ops.device)
-        four = ops.rms_norm(x, weight, 1e-5)
-        return torch.cat((four, ops.rms_norm(x.flatten(2), wide, 1e-5).view(x.shape)))
-
-    return _compare(backend, "rms_norm", "norm", run)
-
-
-def rotary(backend: Backend) -> Measured:
-    """Compare the rotary kernel with its definition: angles for all rows, and of each row."""
-
-    def run(ops: HPUOps, dtype: torch.dtype) -> Tensor:
-        x = _random(7, ROWS, NODES, 2, HEADS, WIDTH).to(dtype).to(ops.device)
-        turned = []
-        for rows in (1, ROWS):
-            angles = _random(8, rows, NODES, 1, 1, WIDTH // 2)
-            form = ops.rotary(angles.cos().to(ops.device), angles.sin().to(ops.device))
-            turned.append(ops.rotate(x, form))
-        return torch.cat(turned)
-
-    return _compare(backend, "rotary", "rotary", run)
+    return within(worst, allowed, f"fused {kernel} against plain operators")
 
 
 def writes(backend: Backend) -> Measured:
@@ -191,29 +180,14 @@ def in_place(backend: Any) -> Measured:
 def kernel_traces(backend: Backend) -> Measured:
     """Trace every fused kernel as a step calls it: one that breaks the graph ends the first prefill."""
     assert isinstance(backend, HPUOps)
-    found = [name for name in ("sdpa", "rms_norm", "rotary") if getattr(backend.kernels, name)]
+    found = [name for name in KERNELS if getattr(backend.kernels, name)]
     if not found:
         on_card(backend, "Habana's kernels run on it alone")
         raise NotApplicable("this SDK has no fused kernels, or fused=false was asked for")
-    x = _random(10, ROWS, NODES, HEADS, WIDTH).to(backend.device)
-    weight = torch.ones(WIDTH, device=backend.device)
-    angles = torch.zeros(1, NODES, 1, WIDTH // 2, device=backend.device)
-    seen = torch.ones(ROWS, 1, NODES, NODES, dtype=torch.bool).to(backend.device)
-
-    def attend(x: Tensor, seen: Tensor) -> Tensor:
-        return backend.attend_dense(x, x, x, backend.mask(seen, x.dtype))
-
-    def normalise(x: Tensor, seen: Tensor) -> Tensor:
-        return backend.rms_norm(x, weight, 1e-5)
-
-    def turn(x: Tensor, seen: Tensor) -> Tensor:
-        return backend.rotate(x, backend.rotary(angles.cos(), angles.sin()))
-
-    for name, run in (("sdpa", attend), ("rms_norm", normalise), ("rotary", turn)):
-        if name not in found:
-            continue
+    for name in found:
+        traced = torch.compile(KERNELS[name], backend="eager", fullgraph=True, dynamic=False)
         try:
-            torch.compile(run, backend="eager", fullgraph=True, dynamic=False)(x, seen)
+            traced(backend, torch.float32)
         except torch._dynamo.exc.TorchDynamoException as error:
             said = " ".join(str(error).splitlines()[:2])
             raise Failed(f"the kernel {name} cannot be part of one graph: {said}") from error
@@ -307,9 +281,9 @@ def checks() -> dict[str, Callable[[Backend], Measured]]:
     """Return the checks by name."""
     return {
         "static.kernels": dispatched_operators,
-        "kernels.attention": attention,
-        "kernels.norm": norm,
-        "kernels.rotary": rotary,
+        "kernels.attention": functools.partial(compare, kernel="sdpa"),
+        "kernels.norm": functools.partial(compare, kernel="rms_norm"),
+        "kernels.rotary": functools.partial(compare, kernel="rotary"),
         "kernels.writes": writes,
         "kernels.written_once": written_once,
         "graphs.in_place": in_place,

@@ -148,9 +148,9 @@ def prepare(settings: Settings, environ: MutableMapping[str, str]) -> None:
         late = [name for name in (*WANTED, RECIPES) if first and name not in environ]
         if late:
             warnings.warn(
-                f"this process used a Gaudi before lantern_accel could set {', '.join(late)}: images of a "
-                "seed may differ from other devices', and graphs are compiled again in every process; "
-                "import lantern_accel and load the model before anything uses the card",
+                f"this process used a Gaudi before lantern_accel could set {', '.join(late)}: images "
+                "of a seed may differ from other devices', and graphs are compiled again in every "
+                "process; import lantern_accel and load the model before anything uses the card",
                 LanternWarning,
                 stacklevel=4,
             )
@@ -182,10 +182,10 @@ def _local(folder: Path) -> Path | None:
     with contextlib.suppress(OSError):
         other.mkdir(mode=0o700, parents=True, exist_ok=True)
         usable = other.parent.stat().st_uid == os.getuid() and not unfit(other)
+    instead = f"{other} is used in its place" if usable else "compiled recipes are not kept"
     warnings.warn(
-        f"the cache for compiled recipes, {folder}, {wrong}: "
-        f"{f'{other} is used in its place' if usable else 'compiled recipes are not kept'}; name a folder "
-        f"on a local disk, of letters, digits and .-_, with LANTERN_ACCEL_CACHE, or set {RECIPES} yourself",
+        f"the cache for compiled recipes, {folder}, {wrong}: {instead}; name a folder on a local disk, "
+        f"of letters, digits and .-_, with LANTERN_ACCEL_CACHE, or set {RECIPES} yourself",
         LanternWarning,
         stacklevel=5,
     )

@@ -177,7 +177,7 @@ def holders(module: int | None = None, root: Path = Path("/")) -> list[str]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the line that the driver wrote in an error's chain, else the first of its innermost error."""
+    """Return the driver's line in an error's chain, else the first line of the innermost error."""
     lines = [line.strip() for one in [*chain(error)][::-1] for line in str(one).splitlines()]
     syn = [line for line in lines if "synStatus" in line or "acquire" in line.lower()]
     return (syn or [line for line in lines if line] or [type(error).__name__])[0][:200]
@@ -188,9 +188,9 @@ def cache_too_large(layout: KVLayout, memory: Mapping[str, int]) -> BackendError
     row = layout.nbytes // max(layout.rows, 1)
     fits = min(max(memory["Limit"] - memory["InUse"], 0) // max(row, 1), layout.rows)
     return DeviceMemoryError(
-        f"the device has no memory for a key-value cache of {format_bytes(layout.nbytes)}: {_free(memory)}; at "
-        f"most {fits} of its {layout.rows} rows fit (a guided image takes two), so use a "
-        "smaller batch (--batch)"
+        f"the device has no memory for a key-value cache of {format_bytes(layout.nbytes)}: "
+        f"{_free(memory)}; at most {fits} of its {layout.rows} rows fit (a guided image takes two), so "
+        "use a smaller batch (--batch)"
     )
 
 

@@ -122,10 +122,10 @@ def _read(name: str) -> dict[str, Any]:
 
 @functools.cache
 def _dtypes(name: str) -> dict[str, frozenset[torch.dtype]]:
-    """Return the dtypes of each operator that a file has some for; those of single arguments are left out.
+    """Return the dtypes of each operator for which a file has any; those of single arguments are left out.
 
-    ``ops``: what its kernel on Gaudi 2 computes in, by its name; ``tested``: in which the vendor tests it,
-    by its bare name.
+    ``ops``: dtypes of its kernel on Gaudi 2, by its name; ``tested``: those that the vendor tests, by its
+    bare name.
     """
     every = _read(name)["operators"].items()
     return {

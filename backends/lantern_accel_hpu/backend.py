@@ -83,12 +83,7 @@ class DeviceBackend(HPUOps, Backend):
         memory = self.bridge.memory()
         if layout.nbytes > memory["Limit"] - memory["InUse"]:
             raise faults.cache_too_large(layout, memory)
-        try:
-            return super().allocate(layout)
-        except RuntimeError as error:
-            if faults.kind_of(error) == "memory":
-                raise faults.cache_too_large(layout, memory) from error
-            raise
+        return super().allocate(layout)
 
     def trunk(
         self,

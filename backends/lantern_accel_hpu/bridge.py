@@ -7,6 +7,7 @@ other code is the same with and without a card. Names and signatures: habana_fra
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import os
 import threading
@@ -142,17 +143,21 @@ class Bridge:
                 found.append(error)
         return found
 
+    @functools.cached_property
     def copy_stream(self) -> Any:
-        """Return the one stream of this process that copies to the host; made when it is first used."""
-        if not _STREAMS:
-            _STREAMS.append(self.hpu.Stream())
-        return _STREAMS[0]
+        """The one stream on which copies go to the host."""
+        return self.hpu.Stream()
 
     def allocate_pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
         """Return host memory that the device writes to by itself; None where this bridge has none."""
-        if not _PINS:
-            _PINS.append(_allocate_pinned((1,), torch.int32) is not None)
-        return _allocate_pinned(shape, dtype) if _PINS[0] else None
+        try:
+            with warnings.catch_warnings():
+                # Torch advises against naming the device, and does not take this one for its accelerator.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                made = torch.empty(shape, dtype=dtype).pin_memory("hpu")
+                return made if made.is_pinned("hpu") else None
+        except (RuntimeError, NotImplementedError, AssertionError):
+            return None
 
     def flush(self) -> None:
         """Send what lazy mode has collected; in eager mode everything was sent already."""
@@ -226,21 +231,6 @@ class Bridge:
 
 
 _CAPTURE = threading.Lock()
-_STREAMS: list[Any] = []
-#: Whether memory can be pinned here, once it was tried.
-_PINS: list[bool] = []
-
-
-def _allocate_pinned(shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
-    """Return memory that is pinned for the device; None where torch cannot, or does not know it again."""
-    try:
-        with warnings.catch_warnings():
-            # Torch advises against naming the device, and does not take this one for its accelerator.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            made = torch.empty(shape, dtype=dtype).pin_memory("hpu")
-            return made if made.is_pinned("hpu") else None
-    except (RuntimeError, NotImplementedError, AssertionError):
-        return None
 
 
 def _allocate() -> None:

@@ -43,7 +43,7 @@ class EventCopy(HostCopy):
     def __init__(self, source: Tensor, bridge: Bridge, watch: Watch) -> None:
         super().__init__(source)
         self._bridge, self._watch = bridge, watch
-        self._stream = bridge.copy_stream()
+        self._stream = bridge.copy_stream
         self._free = deque(self._slot() for _ in range(SLOTS))
         self._posted: deque[_Slot] = deque()
         # Once now, so that no request compiles it.

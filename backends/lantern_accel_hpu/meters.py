@@ -48,26 +48,18 @@ class EnergyMeter:
         self._read: Callable[[], int] | None = None
         try:
             import pyhlml
-        except ImportError:
-            self.reason = "no energy meter: habana-pyhlml is not installed"
-            return
-        try:
+
             with contextlib.redirect_stdout(io.StringIO()):  # it prints where its driver is missing
                 pyhlml.hlmlInit()
             driver = pyhlml.hlmlGetDriverVersion()
             text = driver.decode() if isinstance(driver, bytes) else str(driver)
             self.driver = text.strip() or None
             handle = _card(pyhlml, module)
+            self._read = lambda: int(pyhlml.hlmlDeviceGetTotalEnergyConsumption(handle))
+        except ImportError:
+            self.reason = "no energy meter: habana-pyhlml is not installed"
         except Exception as error:  # the library raises classes that it makes when it loads
             self.reason = f"no energy meter: habana-pyhlml says {error}"
-            return
-        if handle is None:
-            self.reason = (
-                "no energy meter: the machine has several Gaudis; set HABANA_VISIBLE_MODULES to the "
-                "number of this one"
-            )
-            return
-        self._read = lambda: int(pyhlml.hlmlDeviceGetTotalEnergyConsumption(handle))
 
     def millijoules(self) -> int | None:
         """Read the counter, which started when the driver was loaded; None without a meter."""
@@ -81,10 +73,13 @@ class EnergyMeter:
 
 
 def _card(pyhlml: Any, module: int | None) -> object:
-    """Return the library's handle of the card ``module``; None where that is not known."""
+    """Return the library's handle of the card ``module``; raises LookupError where it is not known."""
     count = int(pyhlml.hlmlDeviceGetCount())
     handles = [pyhlml.hlmlDeviceGetHandleByIndex(i) for i in range(count)]
-    if module is None:
-        return handles[0] if count == 1 else None
     numbers = [int(pyhlml.hlmlDeviceGetModuleID(handle)) for handle in handles]
-    return handles[numbers.index(module)] if module in numbers else None
+    fits = [one for one, number in zip(handles, numbers, strict=True) if module in (None, number)]
+    if len(fits) == 1:
+        return fits[0]
+    raise LookupError(
+        f"that it has {len(fits)} such Gaudis; set HABANA_VISIBLE_MODULES to the number of this one"
+    )

@@ -10,7 +10,6 @@ from support.gaudi import Gaudi, on_cpu
 from lantern_accel.device.backend import Backend
 from lantern_accel.testing import tiny
 from lantern_accel_cuda import copies as cuda
-from lantern_accel_hpu import bridge
 from lantern_accel_hpu import copies as hpu
 from lantern_accel_hpu.backend import DeviceBackend
 from lantern_accel_hpu.bridge import Bridge
@@ -24,7 +23,6 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if request.param == "cuda":
         return doubled_backend(monkeypatch)[0]
     pinned = request.param == "hpu pinned"
-    monkeypatch.setattr(bridge, "_PINS", [])
     monkeypatch.setattr(
         Bridge,
         "allocate_pinned",

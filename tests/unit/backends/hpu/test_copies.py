@@ -9,7 +9,6 @@ import torch
 from support.gaudi import Gaudi, on_cpu
 
 from lantern_accel.errors import DeviceLostError
-from lantern_accel_hpu import bridge
 from lantern_accel_hpu.backend import DeviceBackend
 from lantern_accel_hpu.bridge import Bridge
 
@@ -18,7 +17,6 @@ from lantern_accel_hpu.bridge import Bridge
 def opened(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Gaudi]:
     """Open the real backend on a double; the CPU's memory stands for what is pinned."""
     pinned = request.param == "pinned"
-    monkeypatch.setattr(bridge, "_PINS", [])
     monkeypatch.setattr(
         Bridge,
         "allocate_pinned",
@@ -59,7 +57,6 @@ def test_a_card_lost_under_way_is_told(opened) -> None:
 
 def test_no_event_is_trusted_with_memory_that_is_not_pinned(monkeypatch) -> None:
     """The bridge copies to pageable memory in a thread of its own, which an event does not wait for."""
-    monkeypatch.setattr(bridge, "_PINS", [])
     real, late = torch.Tensor.copy_, []
 
     def copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:

@@ -205,8 +205,8 @@ def test_a_card_that_this_process_does_not_have(
         ({"HABANA_VISIBLE_MODULES": "5"}, (0, 2, 5), 7002, ""),
         ({"HABANA_VISIBLE_MODULES": "5,2", "HLS_MODULE_ID": "2"}, (0, 2, 5), 7001, ""),
         ({"HLS_MODULE_ID": "2"}, (0, 2, 5), 7001, ""),
-        ({}, (0, 1), None, "several Gaudis; set HABANA_VISIBLE_MODULES"),
-        ({"HABANA_VISIBLE_MODULES": "9"}, (0, 1), None, "several Gaudis"),
+        ({}, (0, 1), None, "2 such Gaudis; set HABANA_VISIBLE_MODULES"),
+        ({"HABANA_VISIBLE_MODULES": "9"}, (0, 1), None, "0 such Gaudis"),
     ],
 )
 def test_the_card_is_found_by_its_module(
@@ -258,7 +258,7 @@ def test_no_reading_is_in_the_key_of_what_is_kept(
 # --- memory -------------------------------------------------------------------------------------
 
 
-def test_a_cache_that_does_not_fit_says_what_would(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_does_not_fit_says_what_would() -> None:
     hpu = Gaudi(limit=2 * GIB)
     backend = on_cpu(DeviceBackend(Bridge(hpu)))
     layout = backend.kv_layout(36, 16, 1400, 20, 64, torch.bfloat16)
@@ -269,14 +269,6 @@ def test_a_cache_that_does_not_fit_says_what_would(monkeypatch: pytest.MonkeyPat
     )
     with pytest.raises(BackendError, match=says):
         backend.allocate(layout)
-
-    def refuse(*shape: object, **options: object) -> None:
-        raise RuntimeError("Allocation failed for size::12345 (0)MB")
-
-    small = backend.kv_layout(1, 1, 64, 4, 16, torch.float32)
-    monkeypatch.setattr(torch, "zeros", refuse)
-    with pytest.raises(BackendError, match=r"no memory for a key-value cache of 0 MiB"):
-        backend.allocate(small)
 
 
 # --- counters -----------------------------------------------------------------------------------

@@ -122,7 +122,7 @@ def _read(name: str) -> dict[str, Any]:
 
 @functools.cache
 def _dtypes(name: str) -> dict[str, frozenset[torch.dtype]]:
-    """Return the dtypes of each operator for which a file has any; those of single arguments are left out.
+    """Return the dtypes of operators for which a file has any; those of single arguments are left out.
 
     ``ops``: dtypes of its kernel on Gaudi 2, by its name; ``tested``: those that the vendor tests, by its
     bare name.

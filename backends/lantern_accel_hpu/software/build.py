@@ -12,7 +12,7 @@ import torch
 
 from lantern_accel.errors import BackendError
 from lantern_accel.files import cache_dir
-from lantern_accel_hpu.software import host
+from lantern_accel_hpu import software
 
 SOURCE = Path(__file__).with_name("device.cpp")
 HEADERS = [Path(__file__).with_name(name) for name in ("card.h", "streams.h")]
@@ -25,19 +25,16 @@ def library() -> Path:
 
     Raises BackendError where there is no compiler, or with its first error where it fails.
     """
-    if reason := host.missing():
-        raise BackendError(f"{reason}; install one (Debian: apt-get install g++) or set CXX")
-    compiler = host.compiler()
-    assert compiler is not None
-    command = [compiler, *_flags()]
-    digest = hashlib.sha256()
-    given = (torch.__version__, " ".join(command))
-    files = [one.read_bytes() for one in (SOURCE, *HEADERS)]
-    for part in (*files, *(one.encode() for one in given)):
-        digest.update(part)
-    target = (
-        cache_dir() / "software_hpu" / f"torch-{torch.__version__}-{digest.hexdigest()[:16]}.so"
-    )
+    compiler = software.compiler()
+    if compiler is None:
+        raise BackendError(f"{software.missing()}; install one (Debian: apt-get install g++)")
+    # The source stands before the libraries that it needs.
+    command = [compiler, str(SOURCE), *_flags()]
+    digest = hashlib.sha256(f"{torch.__version__} {command}".encode())
+    for one in (SOURCE, *HEADERS):
+        digest.update(one.read_bytes())
+    name = f"torch-{torch.__version__}-{digest.hexdigest()[:16]}.so"
+    target = cache_dir() / "software_hpu" / name
     if not target.is_file():
         _compile(command, target)
     return target
@@ -58,38 +55,21 @@ def _flags() -> list[str]:
 
 
 def _compile(command: list[str], target: Path) -> None:
+    """Compile next to the target and move there, since other processes may do the same."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=target.parent, suffix=".part")
-    except OSError as error:
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            made = Path(folder) / target.name
+            call = [*command, "-o", str(made)]
+            subprocess.run(call, capture_output=True, text=True, timeout=PATIENCE, check=True)
+            os.replace(made, target)
+    except (OSError, subprocess.SubprocessError) as error:
+        said = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        reason = next(
+            (line for line in lines if "error" in line), lines[-1] if lines else "no output"
+        )
         raise BackendError(
-            f"the software HPU cannot be compiled into {target.parent} ({error.strerror}); name "
-            "another cache folder with LANTERN_ACCEL_CACHE"
+            f"the software HPU does not compile with {command[0]} and torch {torch.__version__}: "
+            f"{reason}; try another compiler with CXX, or another folder with LANTERN_ACCEL_CACHE"
         ) from None
-    os.close(handle)
-    part = Path(name)
-    # The source stands before the libraries that it needs.
-    call = [command[0], str(SOURCE), *command[1:], "-o", str(part)]
-    try:
-        done = subprocess.run(call, capture_output=True, text=True, timeout=PATIENCE, check=False)
-        if done.returncode:
-            raise BackendError(
-                f"the software HPU does not compile with {command[0]} and torch "
-                f"{torch.__version__}: {_first_error(done.stderr)}; try another compiler with CXX"
-            )
-        part.chmod(0o755)
-        os.replace(part, target)
-    except subprocess.TimeoutExpired:
-        raise BackendError(
-            f"{command[0]} did not compile the software HPU within {PATIENCE} seconds; try another "
-            "compiler with CXX"
-        ) from None
-    except OSError as error:
-        raise BackendError(f"{command[0]} cannot be run ({error}); set CXX to another") from None
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _first_error(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return next((line for line in lines if "error" in line), lines[-1] if lines else "no output")

@@ -35,17 +35,14 @@ def use_eager_fallback() -> bool:
     return os.environ.get("PT_HPU_USE_EAGER_FALLBACK", "1") not in ("0", "off", "no", "false")
 
 
+SETTINGS = ("use_inplace_index_copy", "reinplace_add", "reassign_copy_", "reassign_full_copy")
+SETTINGS += ("use_generic_reinplacer",)
+
+
 def settings_of(options: Mapping[str, bool] | None) -> dict[str, bool]:
     """Return the settings with those of one call of torch.compile; raises for one that there is not."""
-    found = {
-        "use_inplace_index_copy": use_inplace_index_copy,
-        "reinplace_add": reinplace_add,
-        "reassign_copy_": reassign_copy_,
-        "reassign_full_copy": reassign_full_copy,
-        "use_eager_fallback": use_eager_fallback(),
-    }
-    if RELEASE == "1.24":
-        found["use_generic_reinplacer"] = use_generic_reinplacer
+    found = {name: bool(value) for name, value in globals().items() if name in SETTINGS}
+    found["use_eager_fallback"] = use_eager_fallback()
     for name, value in (options or {}).items():
         if name not in found:
             raise AttributeError(f"hpu_backend has no setting {name!r}")

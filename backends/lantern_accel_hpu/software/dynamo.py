@@ -88,14 +88,7 @@ def outputs_of(graph: GraphModule) -> list[Any]:
 
 
 def _full_like(
-    like: Tensor,
-    value: Any,
-    *,
-    dtype: torch.dtype | None = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-    memory_format: Any = None,
+    like: Tensor, value: Any, *, dtype: Any = None, device: Any = None, **_: Any
 ) -> Tensor:
     """Fill a new tensor; ``full_like`` itself has no kernel."""
     return torch.full(like.shape, value, dtype=dtype or like.dtype, device=device or like.device)

@@ -6,6 +6,8 @@ shown here as NaN, for torch's e4m3 has no infinity.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 from torch.library import Library
@@ -21,20 +23,18 @@ GEMM = (
 )
 #: Where numbers begin that round to more than 240, the largest one.
 TOO_LARGE = 248.0
-_kept: list[Library] = []
 
 
-def define() -> None:
-    """Register both operators for ``hpu``, once a process."""
-    if _kept:
-        return
+@functools.cache
+def define() -> Library:
+    """Register both operators, once a process; they are there as long as what is returned."""
     library = Library("hpu", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch leaves it untyped
     library.define(CAST)  # type: ignore[no-untyped-call]
     library.define(GEMM)  # type: ignore[no-untyped-call]
-    for key, cast, gemm in (("HPU", _cast, _gemm), ("Meta", _cast_meta, _gemm_meta)):
-        library.impl("cast_to_fp8_v2", cast, key)  # type: ignore[no-untyped-call]
-        library.impl("fp8_gemm_v2", gemm, key)  # type: ignore[no-untyped-call]
-    _kept.append(library)
+    # The same functions for tensors without data, whose shapes and dtypes they show.
+    library.impl("cast_to_fp8_v2", _cast, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    library.impl("fp8_gemm_v2", _gemm, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    return library
 
 
 def _cast(
@@ -47,23 +47,9 @@ def _cast(
 ) -> tuple[Tensor, Tensor]:
     if stochastic_rounding or is_amax or scale_shape is not None or dtype != torch.float8_e4m3fn:
         raise RuntimeError("the software HPU rounds to the nearest e4m3 number alone")
-    values = input.cpu().float()
-    if scale is not None:
-        values = values * scale.cpu().float()
+    values = input.float() if scale is None else input.float() * scale.float()
     values = torch.where(values.abs() < TOO_LARGE, values, float("nan"))
-    made = values.to(dtype).to(input.device)
-    return made, torch.zeros((), dtype=torch.float32, device=input.device)
-
-
-def _cast_meta(
-    input: Tensor,
-    scale: Tensor | None = None,
-    stochastic_rounding: bool = False,
-    is_amax: bool = False,
-    dtype: torch.dtype | None = None,
-    scale_shape: list[int] | None = None,
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(input, dtype=dtype), input.new_empty((), dtype=torch.float32)
+    return values.to(dtype), torch.zeros((), dtype=torch.float32, device=input.device)
 
 
 def _gemm(
@@ -81,28 +67,11 @@ def _gemm(
 ) -> Tensor:
     if D is not None or accumulate or B_scale_shape is not None:
         raise RuntimeError("the software HPU adds products to nothing, with a scale a row")
-    a, b = A.cpu().double(), B.cpu().double()
+    a, b = A.double(), B.double()
     out = (a.t() if trans_A else a) @ (b.t() if trans_B else b)
     for scale in (A_scale_inv, B_scale_inv):
         if scale is not None:
-            out = out * scale.cpu().double()
+            out = out * scale.double()
     if bias is not None:
-        out = out + bias.cpu().double()
-    return out.to(out_dtype).to(A.device)
-
-
-def _gemm_meta(
-    A: Tensor,
-    trans_A: bool,
-    B: Tensor,
-    trans_B: bool,
-    D: Tensor | None,
-    out_dtype: torch.dtype,
-    A_scale_inv: Tensor | None = None,
-    B_scale_inv: Tensor | None = None,
-    bias: Tensor | None = None,
-    accumulate: bool = False,
-    B_scale_shape: list[int] | None = None,
-) -> Tensor:
-    shape = A.shape[1] if trans_A else A.shape[0], B.shape[0] if trans_B else B.shape[1]
-    return A.new_empty(shape, dtype=out_dtype)
+        out = out + bias.double()
+    return out.to(out_dtype)

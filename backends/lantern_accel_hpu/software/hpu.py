@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
+from lantern_accel_hpu.software import NAME
 from lantern_accel_hpu.software import metrics as metrics
 from lantern_accel_hpu.software.graphs import HPUGraph as HPUGraph
 from lantern_accel_hpu.software.graphs import graph as graph
 from lantern_accel_hpu.software.graphs import (
     is_current_stream_capturing as is_current_stream_capturing,
 )
-from lantern_accel_hpu.software.host import NAME
 
 
 def _lazy_init() -> None:
@@ -59,21 +59,9 @@ def module_id() -> int:
     return int(torch.ops.lantern_software_hpu.acquire())
 
 
-def set_device(device: Any) -> None:
-    """Choose device 0; raises RuntimeError for another."""
-    index = device if isinstance(device, int) else torch.device(device).index
-    if index:
-        raise RuntimeError(f"{NAME}: there is one device, hpu:0, not {index}")
-
-
 def synchronize() -> None:
     """Wait for all streams, and for every copy to land."""
     torch.ops.lantern_software_hpu.synchronize_all()
-
-
-def is_bf16_supported() -> bool:
-    """The CPU has kernels for it."""
-    return True
 
 
 # --- streams and events -------------------------------------------------------------------------

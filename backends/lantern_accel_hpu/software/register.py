@@ -34,32 +34,6 @@ def register() -> ModuleType:
 
     torch._register_device_module("hpu", hpu)  # type: ignore[no-untyped-call]
     hpu.set_memory_limit(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    _describe_to_dynamo()
     dynamo.register()
     floats.define()
     return hpu
-
-
-def _describe_to_dynamo() -> None:
-    """Tell torch.compile about the device's streams and events."""
-    from torch._dynamo.device_interface import DeviceInterface, register_interface_for_device
-
-    from lantern_accel_hpu.software import hpu
-
-    members = {
-        name: staticmethod(getattr(hpu, name))
-        for name in (
-            "current_device",
-            "device_count",
-            "is_available",
-            "set_device",
-            "synchronize",
-            "current_stream",
-            "is_bf16_supported",
-        )
-    }
-    interface = type(
-        "SoftwareHpu", (DeviceInterface,), {**members, "Event": hpu.Event, "Stream": hpu.Stream}
-    )
-    register_interface_for_device("hpu", interface)
-    register_interface_for_device("hpu:0", interface)

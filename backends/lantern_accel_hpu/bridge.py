@@ -119,10 +119,7 @@ class Bridge:
             self.first_use()
             self.hpu.synchronize()
         except (RuntimeError, AssertionError) as error:
-            figures: dict[str, int] = {}
-            with contextlib.suppress(RuntimeError, AssertionError):
-                figures = self.memory()
-            raise faults.explain(error, "being opened", figures) or BackendError(
+            raise faults.explain(error, "being opened") or BackendError(
                 f"the Gaudi cannot be opened: {faults.first_line(error)}; check with hl-smi that it is "
                 "listed and that no other process holds it, and see docs/backends.md"
             ) from error

@@ -21,6 +21,7 @@ from lantern_accel.device.sampling import Tables
 from lantern_accel.nn.rounding import Rounded, Rounding
 from lantern_accel_hpu.bridge import Kernels
 from lantern_accel_hpu.counting import COUNTED, Bars, bars, kth_largest
+from lantern_accel_hpu.environment import INT32_FROM, numbers
 from lantern_accel_hpu.floats import Floats, multiplies_floats
 from lantern_accel_hpu.rounded import ByteCodes
 
@@ -38,13 +39,8 @@ FREE_ROWS = 128
 
 
 def index_dtype() -> torch.dtype:
-    """Return int32, which Gaudi's kernels take, where this torch takes it too (2.8 on); else int64."""
-    index = torch.zeros(1, dtype=torch.int32, device="meta")
-    try:
-        torch.zeros(1, device="meta").gather(0, index)
-    except RuntimeError:
-        return torch.int64
-    return torch.int32
+    """Return int32, which Gaudi's kernels take, where this torch takes it too; else int64."""
+    return torch.int32 if numbers(torch.__version__) >= INT32_FROM else torch.int64
 
 
 def recomputes(queries: int) -> bool:

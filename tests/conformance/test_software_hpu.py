@@ -50,7 +50,7 @@ def test_generate_gives_the_tokens_of_the_cpu(on_software_hpu: Run, tmp_path: Pa
 @pytest.mark.long
 def test_conform_passes_all_that_needs_no_card(on_software_hpu: Run, tmp_path: Path) -> None:
     out = tmp_path / "report.json"
-    words = ["conform", "hpu", "--software", "-o", str(out)]
+    words = ["conform", "hpu", "--software", "--in-process", "-o", str(out)]
     shown = passes(on_software_hpu(*words, LANTERN_HPU_SOFTWARE=""))
     report = json.loads(out.read_text())
     assert report["device_name"] == "software HPU"

@@ -343,10 +343,6 @@ TORCH_LIBRARY(lantern_software_hpu, m) {
     auto& one = stream_of(of);
     wait_and_land([&] { one.wait(number < 0 ? one.given() : number); });
   });
-  m.def("done(int of, int number) -> bool", [](int64_t of, int64_t number) {
-    auto& one = stream_of(of);
-    return one.has_done(number < 0 ? one.given() : number);
-  });
   m.def("synchronize_all() -> ()", [] { wait_for_all(); });
   m.def("fail_later(str text, bool at_launch, int threads) -> ()",
         [](const std::string& text, bool at_launch, int64_t threads) {

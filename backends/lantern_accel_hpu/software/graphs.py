@@ -160,8 +160,3 @@ def graph(hpu_graph: HPUGraph, stream: Any = None, dry_run: bool = False) -> Ite
         yield
     finally:
         hpu_graph.capture_end()
-
-
-def is_current_stream_capturing() -> bool:
-    """Return whether a graph is being captured."""
-    return HPUGraph._capturing is not None

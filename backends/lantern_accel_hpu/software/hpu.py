@@ -19,9 +19,6 @@ from lantern_accel_hpu.software import NAME
 from lantern_accel_hpu.software import metrics as metrics
 from lantern_accel_hpu.software.graphs import HPUGraph as HPUGraph
 from lantern_accel_hpu.software.graphs import graph as graph
-from lantern_accel_hpu.software.graphs import (
-    is_current_stream_capturing as is_current_stream_capturing,
-)
 
 
 def _lazy_init() -> None:
@@ -74,10 +71,6 @@ class Stream:
         made = stream_id < 0
         self.stream_id = torch.ops.lantern_software_hpu.new_stream() if made else stream_id
 
-    def query(self) -> bool:
-        """Return whether all that it was given has run; who asks lets it run."""
-        return bool(torch.ops.lantern_software_hpu.done(self.stream_id, -1))
-
 
 _current = threading.local()
 
@@ -127,10 +120,6 @@ class Event:
         if self._place is not None:
             torch.ops.lantern_software_hpu.wait_event(stream.stream_id, *self._place)
 
-    def query(self) -> bool:
-        """Return whether its place was reached; who asks lets the stream go there."""
-        return self._place is None or bool(torch.ops.lantern_software_hpu.done(*self._place))
-
     def synchronize(self) -> None:
         """Wait until its place was reached: not for copies to memory that is not pinned."""
         if self._place is not None:
@@ -150,12 +139,6 @@ def memory_stats(device: Any = None) -> dict[str, int]:
     """Return the bytes that tensors on the device hold, their peak, and the limit."""
     in_use, peak, limit = torch.ops.lantern_software_hpu.memory()
     return {"Limit": limit, "InUse": in_use, "MaxInUse": peak}
-
-
-def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """Return bytes free and bytes in all."""
-    stats = memory_stats()
-    return stats["Limit"] - stats["InUse"], stats["Limit"]
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:

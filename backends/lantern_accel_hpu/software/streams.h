@@ -38,14 +38,6 @@ class Stream {
     return given_;
   }
 
-  // Whoever asks wants it done, or would ask for ever.
-  bool has_done(int64_t number) {
-    const std::lock_guard<std::mutex> one(mutex_);
-    wanted_ = std::max(wanted_, number);
-    changed_.notify_all();
-    return done_ >= number;
-  }
-
   // Let everything up to a number run, and wait until it has.
   void wait(int64_t number) {
     std::deque<std::function<void()>> over;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from lantern_accel.device.kv_cache import KVCache
+from lantern_accel.errors import BackendError
 from lantern_accel_hpu.kernels import HPUOps
 from lantern_accel_hpu.software import lowering
 
@@ -131,3 +133,9 @@ def test_what_no_kernel_is_known_to_take_is_refused(
 ) -> None:
     with pytest.raises((AssertionError, RuntimeError), match=told):
         lowered(function, torch.zeros(3, 1))
+
+
+def test_a_release_that_is_not_modelled_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LANTERN_HPU_SOFTWARE_RELEASE", "1.25")
+    with pytest.raises(BackendError, match=r"choose 1\.19 or 1\.24"):
+        runpy.run_module("lantern_accel_hpu.software.config")

@@ -50,11 +50,11 @@ def choose(index: int, environ: MutableMapping[str, str], shown: int | None = No
                 f"open hpu:{index} in a process of its own"
             )
         return module(environ)
-    listed, given = modules(environ), environ.get(MODULE, "")
+    listed, given = modules(environ), re.findall(r"\d+", environ.get(MODULE, ""))
     if listed and index >= len(listed):
         raise BackendError(
-            f"there is no hpu:{index}: {VISIBLE}={environ[VISIBLE]} leaves {len(listed)} Gaudi"
-            f"{'s' if len(listed) > 1 else ''} to this process, hpu:0 to hpu:{len(listed) - 1}"
+            f"there is no hpu:{index}: {VISIBLE}={environ[VISIBLE]} leaves this process hpu:0 to "
+            f"hpu:{len(listed) - 1}"
         )
     if shown == 1 and not listed and index:
         raise BackendError(
@@ -65,15 +65,12 @@ def choose(index: int, environ: MutableMapping[str, str], shown: int | None = No
         _taken[:] = [index]
         return None
     chosen = listed[index] if listed else index
-    if given:
-        # A launcher sets it for each of its processes.
-        launched = int(re.findall(r"\d+", given)[0])
-        if index and chosen != launched:
-            raise BackendError(
-                f"hpu:{index} was asked for, and {MODULE}={given} gives this process another Gaudi; "
-                "unset it, or open hpu:0"
-            )
-        chosen = launched
+    if given and index and chosen != int(given[0]):
+        raise BackendError(
+            f"hpu:{index} was asked for, and {MODULE}={given[0]} gives this process another Gaudi; "
+            "unset it, or open hpu:0"
+        )
+    chosen = int(given[0]) if given else chosen  # a launcher sets it for each of its processes
     if has_card() and module(environ) != chosen:
         raise BackendError(
             f"this process used a Gaudi before lantern_accel opened hpu:{index}, and cannot change "

@@ -79,11 +79,6 @@ real = TreeDrafts.commit
 cases = tiny.cases
 tiny.cases = lambda *asked: cases(*asked)[:1]
 plants = {
-    "item": lambda s: s.length.sum(dtype=torch.int32).item(),
-    "branch": lambda s: bool((s.length > 3).all()),
-    "boolean index": lambda s: s.tokens[s.tokens > 3],
-    "nonzero": lambda s: s.tokens.nonzero(),
-    "float64": lambda s: s.quality_loss.double(),
     "complex": lambda s: torch.complex(s.quality_loss, s.quality_loss),
     "unlisted": lambda s: torch.special.bessel_j0(s.quality_loss),
     "fall-back": lambda s: s.quality_loss[s.length],
@@ -107,11 +102,6 @@ for name, check in [tuple(one.split("=")) for one in sys.argv[1:]]:
 """
 
 FAULTS = {
-    "item": "static.host_read",
-    "branch": "static.host_read",
-    "boolean index": "static.dynamic_shape",
-    "nonzero": "static.dynamic_shape",
-    "float64": "static.float64",
     "complex": "static.dtypes",
     "unlisted": "static.operators",
     "fall-back": "static.operators",

@@ -22,8 +22,6 @@ if RELEASE == "1.24":
     use_generic_reinplacer = True
 #: An index_copy that is copied back to its own input becomes index_copy_, and the copy goes.
 use_inplace_index_copy = True
-#: An add of floats becomes add_, where nobody reads its first argument afterwards.
-reinplace_add = True
 #: A write of state goes to the part of a split graph that its value comes from.
 reassign_copy_ = True
 #: As above, for a copy into a new tensor; it changes no value, and is here for its name.
@@ -35,7 +33,7 @@ def use_eager_fallback() -> bool:
     return os.environ.get("PT_HPU_USE_EAGER_FALLBACK", "1") not in ("0", "off", "no", "false")
 
 
-SETTINGS = ("use_inplace_index_copy", "reinplace_add", "reassign_copy_", "reassign_full_copy")
+SETTINGS = ("use_inplace_index_copy", "reassign_copy_", "reassign_full_copy")
 SETTINGS += ("use_generic_reinplacer",)
 
 

@@ -7,6 +7,7 @@ from there to a recipe, is missing: the graph is run operator by operator.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -31,10 +32,9 @@ DECOMPOSED = (
     "t",
 )
 
-#: The operators of every graph compiled in this process, oldest first.
-graphs: list[tuple[torch._ops.OpOverload, ...]] = []
-#: Their writes to inputs, in place (``index_copy_``) or by a copy (``copy_``), with the input's shape.
-writes: list[tuple[tuple[str, tuple[int, ...]], ...]] = []
+#: Writes to inputs by every graph compiled in this process, in place (``index_copy_``) or by a copy
+#: (``copy_``), with the input's shape.
+writes = Counter[tuple[str, tuple[int, ...]]]()
 WRITES = {torch.ops.aten.index_copy_.default, torch.ops.aten.copy_.default}
 
 
@@ -50,12 +50,8 @@ def _compiler(settings: Mapping[str, bool], name: str) -> Callable[..., Any]:
 
         lowered = lowering.lower(graph, settings, example_inputs)
         nodes = [node for node in lowered.graph.nodes if node.op == "call_function"]
-        targets = (node.target for node in nodes if isinstance(node.target, torch._ops.OpOverload))
-        graphs.append(tuple(dict.fromkeys(targets)))
-        done = (node for node in nodes if node.target in WRITES)
-        writes.append(
-            tuple((one.target.__name__, tuple(one.args[0].meta["val"].shape)) for one in done)
-        )
+        done = [node for node in nodes if node.target in WRITES]
+        writes.update((one.target.__name__, tuple(one.args[0].meta["val"].shape)) for one in done)
         for node in nodes:
             # Tracing takes results on hpu for contiguous, the CPU's kernels keep the order of strides:
             # a view of the one may need a copy of the other. No value here aliases one that is written.
@@ -63,7 +59,7 @@ def _compiler(settings: Mapping[str, bool], name: str) -> Callable[..., Any]:
                 node.target = torch.ops.aten.reshape.default
         lowered.recompile()
         metrics.graph_compilation.add()
-        made = [one.meta["val"] if one else None for one in outputs_of(lowered)]
+        made = [one and one.meta["val"] for one in lowered.graph.output_node().args[0]]
 
         def run(*given: Any) -> Any:
             if not late.count_run(name):
@@ -78,13 +74,6 @@ def _compiler(settings: Mapping[str, bool], name: str) -> Callable[..., Any]:
         return boxed
 
     return compile_
-
-
-def outputs_of(graph: GraphModule) -> list[Any]:
-    """Return the nodes whose values a graph returns; None for other values."""
-    (last,) = (node for node in graph.graph.nodes if node.op == "output")
-    found = last.args[0] if isinstance(last.args[0], tuple | list) else (last.args[0],)
-    return [one if isinstance(one, torch.fx.Node) else None for one in found]
 
 
 def _full_like(

@@ -62,8 +62,7 @@ def lower(
     else:
         if settings["use_inplace_index_copy"]:
             reinplace(module)
-        if settings["reinplace_add"]:
-            reinplace_add(module)
+        reinplace_add(module)
     fuse_linear(module)
     parts = partitions(module)
     if settings["reassign_copy_"]:

@@ -123,11 +123,9 @@ def reinplace_any(module: GraphModule, settings: Mapping[str, bool]) -> None:
                 return False
         return True
 
-    in_place = {}
+    in_place = {aten.add.Tensor: aten.add_.Tensor}
     if settings["use_inplace_index_copy"]:
         in_place[aten.index_copy.default] = aten.index_copy_.default
-    if settings["reinplace_add"]:
-        in_place[aten.add.Tensor] = aten.add_.Tensor
     for node in reversed(list(order)):
         if node.target not in in_place:
             continue

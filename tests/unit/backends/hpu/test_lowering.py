@@ -29,7 +29,7 @@ def lowered(
     """Return a function as the modelled compiler runs it, on tensors of the CPU."""
     flat = torch.func.functionalize(function)
     module = make_fx(flat, tracing_mode="fake")(*(one.clone() for one in given))
-    settings = {**OPTIONS, "reinplace_add": True, **options}
+    settings = {**OPTIONS, **options}
     return lowering.lower(module, {**settings, "use_generic_reinplacer": RELEASES[release]})
 
 

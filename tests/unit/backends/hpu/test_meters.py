@@ -174,7 +174,7 @@ def test_a_card_that_cannot_be_had_leaves_another_to_be_opened(
     [
         # There the driver numbers it 0, and refuses the number that it has on the host.
         (5, {}, 1, False, "shows one Gaudi, which is hpu:0"),
-        (2, {"HABANA_VISIBLE_MODULES": "2,5"}, 8, False, "HABANA_VISIBLE_MODULES=2,5 leaves 2"),
+        (2, {"HABANA_VISIBLE_MODULES": "2,5"}, 8, False, "HABANA_VISIBLE_MODULES=2,5 leaves this"),
         (3, {}, 8, True, "set HABANA_VISIBLE_MODULES=3 before Python starts"),
         (3, {"HLS_MODULE_ID": "4"}, 8, False, "HLS_MODULE_ID=4 gives this process another"),
     ],

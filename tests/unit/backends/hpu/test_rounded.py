@@ -108,21 +108,29 @@ def test_floats_of_8_bits_are_made_and_multiplied_as_the_bridge_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By the software HPU's functions, which have the bridge's signatures, and for drafts alone."""
-    weight, x, how = drawn(1, 9, 100), drawn(2, 2, 5, 100), rounding("fp8")
+    x, how = drawn(2, 2, 5, 70), rounding("fp8")
+    weight = drawn(1, 33, 70) * torch.logspace(-3, 3, 33).unsqueeze(1)
+    weight[3] = 0
     for drafts in (True, False):  # the bridge lacks them, or they are no draft's
         with pytest.raises(RequestError, match="fp8 are for copies that draft"):
             OPS.pack(weight, how, drafts)
         given = {"cast_to_fp8_v2": floats._cast, "fp8_gemm_v2": floats._gemm}
         monkeypatch.setattr(torch.ops, "hpu", SimpleNamespace(**given))
-    kept = OPS.pack(weight, how, drafts=True)
-    assert (kept.nbytes, kept.bits_per_weight) == (9 * 100 + 4 * 9, 8)
-    # Numbers of 4 significant bits up to 240: each is off by a sixteenth at most, tiny ones by a step.
-    near = {"rtol": 1 / 16, "atol": 1e-4}
-    torch.testing.assert_close(kept.dense(torch.float32), weight, **near)
-    eye, dense = torch.eye(100), kept.dense(torch.float32)
-    torch.testing.assert_close(OPS.linear(eye, kept, drawn(3, 9)), dense.t() + drawn(3, 9))
-    most = (x.abs() / 16 + 1e-3) @ dense.t().abs()
-    assert ((OPS.linear(x, kept) - x @ dense.t()).abs() <= most).all()
+    # Numbers of 4 significant bits up to 240: each is off by a sixteenth, or by half a step of the least.
+    for dtype, unit in UNIT.items():
+        kept = OPS.pack(weight.to(dtype), how, drafts=True)
+        assert (kept.nbytes, kept.bits_per_weight) == (33 * 70 + 4 * 33, 8)
+        assert kept.codes.float().abs().amax(1).tolist() == [240.0 * (n != 3) for n in range(33)]
+        made, wanted = kept.dense(torch.float64), weight.to(dtype).double()
+        off = wanted.abs() / 16 * (1 + 4 * unit) + wanted.abs().amax(1, keepdim=True) / 240 * 2**-10
+        assert ((made - wanted).abs() <= off).all()
+        rows, bias = x.to(dtype).double(), drawn(3, 33).to(dtype)
+        exact = rows @ made.t() + bias.double()
+        least = rows.abs().amax(-1, keepdim=True) / 240 * 2**-10
+        most = (rows.abs() / 16 * (1 + 4 * unit) + least) @ made.abs().t() + unit * exact.abs()
+        got = OPS.linear(x.to(dtype), kept, bias).double()
+        assert ((got - exact).abs() <= most * (1 + 2**-7)).all()
+        assert torch.equal(got[..., 3], bias[3].double().expand(2, 5))
 
 
 @pytest.mark.parametrize("dtype", UNIT)

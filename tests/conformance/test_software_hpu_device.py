@@ -215,24 +215,3 @@ def test_a_card_serves_one_process(on_software_hpu: Run, tmp_path: Path) -> None
     shown = passes(on_software_hpu(BUSY, script=HOLD, **changed))
     assert "name another card with --device hpu:N" in shown
     assert f"(pid {shown.split()[1]})" in shown.partition("held now by")[2]
-
-
-SEEDED = """
-import sys
-from lantern_accel.device.plugins import open_backend
-from lantern_accel.testing import tiny
-for device, options in (("cpu", {}), ("hpu", {"software": "on"})):
-    with open_backend(device, options) as backend, backend.inference():
-        for strategy in sys.argv[1:]:
-            engine = tiny.tiny_engine(backend, strategy, batch=3)
-            tiny.start(engine, 4)
-            print(engine.run().tokens.flatten().tolist())
-"""
-
-
-@pytest.mark.long
-def test_a_seed_gives_the_tokens_of_the_cpu_s_native_steps(on_software_hpu: Run) -> None:
-    strategies = ("vanilla", "eagle", "eagle2", "scd")
-    said = passes(on_software_hpu(*strategies, script=SEEDED)).splitlines()
-    tokens = [line for line in said if line.startswith("[")]
-    assert len(tokens) == 2 * len(strategies) and len(set(tokens)) == 1

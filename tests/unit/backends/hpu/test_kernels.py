@@ -152,19 +152,6 @@ def test_the_kth_largest_is_found_to_the_bit(
         assert torch.equal(kth_largest(x, k, made), x.topk(k).values[..., -1:]), k
 
 
-def test_bars_are_numbers_that_float32_has() -> None:
-    """Where a cell ends the next begins, and a round's last bar and one step more is what was known."""
-    for search in vars(counting.bars(torch.device("cpu"))).values():
-        start, *steps = search.within.double().split(search.widths, dim=1)
-        assert (start[1:] > start[:-1]).all()
-        known = width = start[3:-1] - start[2:-2]
-        for step in steps:
-            assert torch.equal(step.diff(dim=1), step[:, :1].expand(-1, step.shape[1] - 1))
-            assert torch.equal(step[2:-2, -1:] + step[2:-2, :1], known)
-            known = step[2:-2, :1]
-        assert torch.equal(known, 2.0**-23 * width)
-
-
 def test_no_number_in_a_row_stays_one() -> None:
     x = random(9, 1, 2, 1024)
     x[0, 0, 5] = float("nan")

@@ -16,7 +16,8 @@ from lantern_accel.device.backend import dtype_policy
 from lantern_accel.errors import BackendError
 from lantern_accel.strategy.choices import key_of
 from lantern_accel.strategy.values import AUTO, DynamicTree, NoTree, named_strategy
-from lantern_accel_hpu import bridge, cards, environment
+from lantern_accel.testing.result import Failed
+from lantern_accel_hpu import bridge, cards, checks, environment
 from lantern_accel_hpu.backend import DeviceBackend, arithmetic
 from lantern_accel_hpu.bridge import UNSAFE, Bridge
 from lantern_accel_hpu.meters import EnergyMeter
@@ -141,9 +142,17 @@ def test_any_card_is_opened_as_the_only_one_torch_knows(
     backend = Spec().open(index, {})
     assert (hpu.module, str(backend.device)) == (module, "hpu:0")
     assert f"module {module}" in backend.facts().notes
+    assert checks.cards_index(backend).detail == f"hpu:0 is module {module}"
     assert Spec().open(index, {}).device == backend.device  # again in the same process
     with pytest.raises(BackendError, match=r"has opened hpu:\d, and a process has one Gaudi"):
         Spec().open(index + 1, {})
+    # The software HPU's own answer.
+    monkeypatch.setattr(backend.bridge.hpu, "module_id", lambda: 9, raising=False)
+    with pytest.raises(Failed, match="this process has module 9"):
+        checks.cards_index(backend)
+    monkeypatch.setenv("HLS_MODULE_ID", "9")
+    with pytest.raises(Failed, match="the driver reads 9"):
+        checks.cards_index(backend)
 
 
 def test_without_a_wish_the_driver_gives_a_free_card(sdk) -> None:

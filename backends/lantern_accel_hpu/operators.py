@@ -231,17 +231,15 @@ def has_dtype(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     return "" if dtype in known else f"it computes in {_list({dtype})}, kernels in {_list(known)}"
 
 
-def was_tested(
-    func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], made: Any = None
-) -> str:
-    """Complain of a dtype or a rank that no test of the vendor gives the operator; ``made``: its result.
+def was_tested(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Complain of a dtype or a rank that no test of the vendor gives the operator.
 
     Placement takes some operators by name, so that a wrong dtype shows only where the graph is compiled.
     What moves no data, and what is taken apart before, passes.
     """
     base, _ = names_of(func)
     tensors = _tensors(args, kwargs)
-    if any(one.dim() > AXES for one in (*tensors, *_tensors(made))):
+    if any(one.dim() > AXES for one in tensors):
         return f"a tensor has more than {AXES} axes, which no kernel takes; fold some of them"
     name = base.removeprefix("aten::")
     name = name if name.endswith("__") else name.rstrip("_")  # a write is its function, and a copy

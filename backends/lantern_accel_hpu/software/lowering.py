@@ -92,7 +92,7 @@ def place(module: GraphModule) -> list[Node]:
             elif operators.has_lowering(node.target):
                 name = operators.names_of(node.target)[1]
                 raise RuntimeError(f"{name} isn't registered in KernelRegistry!")
-            elif why := operators.was_tested(node.target, args, kwargs, value_of(node)):
+            elif why := operators.was_tested(node.target, args, kwargs):
                 name = operators.names_of(node.target)[1]
                 raise RuntimeError(
                     f"synNodeCreateWithId failed for node: {name} with synStatus 18 [Unsupported]: {why}"

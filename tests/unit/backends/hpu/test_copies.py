@@ -73,3 +73,13 @@ def test_no_event_is_trusted_with_memory_that_is_not_pinned(monkeypatch) -> None
         copy.post()
         assert copy.read().tolist() == [value, value]
     assert not late
+
+
+def test_only_memory_that_torch_knows_to_be_pinned_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocate = Bridge(Gaudi()).allocate_pinned
+    for pinned in (False, True):
+        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, device: self)
+        monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self, device, pinned=pinned: pinned)
+        assert (allocate((2,), torch.int32) is not None) == pinned
+    monkeypatch.undo()
+    assert allocate((2,), torch.int32) is None  # this torch knows no such device

@@ -136,12 +136,13 @@ def test_recipes_are_kept_elsewhere_where_the_cache_cannot_have_them(
     Spec().prepare(environ := {environment.RECIPES: "/mine,False,1"})
     assert environ[environment.RECIPES] == "/mine,False,1"
     # Where there is no other place, they are not kept.
-    environment._local.cache_clear()
     (tmp_path / "file").touch()
-    monkeypatch.setattr(environment.tempfile, "gettempdir", lambda: str(tmp_path / "file"))
-    with pytest.warns(LanternWarning, match="not kept"):
-        Spec().prepare(environ := {})
-    assert environment.RECIPES not in environ
+    for place in ("file", "a disk"):
+        environment._local.cache_clear()
+        monkeypatch.setattr(environment.tempfile, "gettempdir", lambda at=place: f"{tmp_path}/{at}")
+        with pytest.warns(LanternWarning, match="not kept"):
+            Spec().prepare(environ := {})
+        assert environment.RECIPES not in environ
 
 
 def test_what_the_user_set_stays_and_what_we_set_may_change() -> None:

@@ -36,14 +36,14 @@ def test_a_card_that_nobody_holds_any_more_is_waited_for(monkeypatch: pytest.Mon
     monkeypatch.setattr(faults, "holders", lambda *of: [])
     DeviceBackend(Bridge(hpu))
     assert len(waited) == 3
-    # A card that a process here has, and one that is not there, are not waited for.
+    # One that is not there, and one that a process here has, are not waited for.
+    with pytest.raises(BackendError, match="no free Gaudi"):
+        DeviceBackend(Bridge(Gaudi(modules=0)))
     hpu = Gaudi()
     hpu.busy = {0}
     monkeypatch.setattr(faults, "holders", lambda *of: ["python (pid 12)"])
     with pytest.raises(BackendError, match="held now by python"):
         DeviceBackend(Bridge(hpu))
-    with pytest.raises(BackendError, match="no free Gaudi"):
-        DeviceBackend(Bridge(Gaudi(modules=0)))
     assert len(waited) == 3
 
 
@@ -52,6 +52,7 @@ def test_a_card_that_nobody_holds_any_more_is_waited_for(monkeypatch: pytest.Mon
     [
         ("aten::view.dtype isn't registered in KernelRegistry!", False),
         ("synNodeCreateWithId failed for node: cast with synStatus 26 [Generic failure]. .", False),
+        ("Graph compile failed. synStatus=synStatus 7 [Failed to open]. ", False),
         ("synStatus 4 [Out of device memory]. workspace", True),
         ("synStatus=22 [Busy] Device acquire failed.", True),
         ("synLaunch failed. synStatus 22 [Busy]. ", True),
@@ -90,7 +91,12 @@ def test_what_fails_is_told_when_a_card_is_opened(
 
 
 def test_the_process_that_holds_a_card_is_named(tmp_path: Path) -> None:
-    for pid, name, opened in ((12, "python", "/dev/accel/accel3"), (13, "bash", "/dev/null")):
+    card = "/dev/accel/accel3"
+    for pid, name, opened in (
+        (12, "python", card),
+        (13, "bash", "/dev/null"),
+        (os.getpid(), "it", card),
+    ):
         folder = tmp_path / "proc" / str(pid)
         (folder / "fd").mkdir(parents=True)
         (folder / "comm").write_text(f"{name}\n")
@@ -124,6 +130,7 @@ SIZED = "Allocation failed for size::1073741824 (1024)MB"
             BackendError,
             r"refused a graph while decoding \(Graph compile failed.*26.*\); open",
         ),
+        ("Habana exception raised from X", BackendError, "Gaudi's software failed while decoding"),
         (SIZED, DeviceMemoryError, r"size::1073741824 \(1024\)MB\): 93.00 GiB of 94.00 GiB"),
     ],
 )
@@ -134,7 +141,9 @@ def test_the_drivers_texts_become_sentences(text: str, kind: type, says: str) ->
         assert type(found) is kind
         with pytest.raises(kind, match=says):
             raise found
-    for other in (RuntimeError("shapes do not match"), KeyError(text), ValueError(text)):
+    explained = BackendError("it is known")
+    explained.__cause__ = RuntimeError(text)
+    for other in (RuntimeError("shapes do not match"), KeyError(text), explained):
         assert backend.explain(other) is None
 
 

@@ -62,10 +62,11 @@ def test_what_float32_is_like_is_measured(monkeypatch) -> None:
 def test_the_device_opens_through_the_documented_api(sdk, monkeypatch) -> None:
     hpu = sdk()
     monkeypatch.setitem(sys.modules, "pyhlml", gaudi.hlml([4]))
+    monkeypatch.setattr(environment, "sdk_version", lambda: "1.24.1")
     backend = Spec().open(0, {})
     facts = backend.facts()
     assert (facts.name, facts.vendor, facts.memory_bytes) == ("GAUDI2", "Intel", 94 * GIB)
-    assert facts.driver == "1.24.1-abc"
+    assert (facts.driver, facts.sdk) == ("1.24.1-abc", "habana-torch-plugin 1.24.1")
     kernels = "fused kernels: FusedSDPA, FusedRMSNorm, RoPE"
     division = "float32 division: correctly rounded"
     assert facts.notes == ("mode: compile", kernels, "float32 matmuls: IEEE", division)
@@ -202,6 +203,7 @@ def test_a_card_that_this_process_does_not_have(
     assert {name: os.environ.get(name) for name in environ} == environ
     if not used:
         Spec().open(0, {})
+        assert str(hpu.module) == environ.get("HLS_MODULE_ID", str(hpu.module))
 
 
 # --- energy -------------------------------------------------------------------------------------
@@ -270,11 +272,11 @@ def test_no_reading_is_in_the_key_of_what_is_kept(
 def test_a_cache_that_does_not_fit_says_what_would() -> None:
     hpu = Gaudi(limit=2 * GIB)
     backend = on_cpu(DeviceBackend(Bridge(hpu)))
-    layout = backend.kv_layout(36, 16, 1400, 20, 64, torch.bfloat16)
-    row = layout.nbytes // 16
+    layout = backend.kv_layout(36, 6, 1400, 20, 64, torch.bfloat16)
+    row = layout.nbytes // 6
     says = (
         rf"no memory for a key-value cache of {layout.nbytes / GIB:.2f} GiB: 1.00 GiB of 2.00 GiB are "
-        rf"free; at most {GIB // row} of its 16 rows fit .* \(--batch\)"
+        rf"free; at most {GIB // row} of its 6 rows fit .* \(--batch\)"
     )
     with pytest.raises(BackendError, match=says):
         backend.allocate(layout)

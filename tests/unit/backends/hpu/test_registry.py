@@ -32,8 +32,9 @@ def test_names_are_exact() -> None:
     assert operators.has_lowering(aten.view.default) == ""
     assert "no lowering of this overload" in operators.has_lowering(aten.view.dtype)
     # In a graph a write in place is its function and a copy, and what torch composes is its parts.
-    for held in (aten.add_.Tensor, aten.detach.default, aten.sort.default, aten.reshape.default):
-        assert operators.has_lowering(held) == "", held
+    for held in (aten.celu_, aten.detach, aten.sort, aten.reshape, aten.add):
+        overload = held.Tensor if held is aten.add else held.default
+        assert operators.has_lowering(overload) == "", held
     complaint = operators.rules()["operators"](aten.view.dtype, (torch.zeros(1), torch.int32), {})
     assert "registry" in complaint
     # Whatever is padded with, a pad of bool may be False; and what takes int64 is cast each time.
@@ -42,6 +43,12 @@ def test_names_are_exact() -> None:
         aten.constant_pad_nd.default, (some, [1, 0], 1), {}
     )
     assert "int32" in rules["indices"](aten.gather.default, (some.float(), 0, some.long()), {})
+    assert "flags" in rules["operators"](aten.zeros.default, ([2],), {"dtype": torch.bool})
+    whole, real = some.int(), some.float()
+    assert "complex" in rules["dtypes"](aten.complex.default, (real, real), {})
+    assert "in int32, kernels in" in rules["dtypes"](aten.mm.default, (whole, whole), {})
+    # A float makes floats of integers.
+    assert operators.has_dtype(aten.threshold_backward.default, (whole, whole, 0.5), {}) == ""
 
 
 @pytest.mark.parametrize("kind", every_function.KINDS)

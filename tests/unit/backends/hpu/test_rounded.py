@@ -116,6 +116,11 @@ def test_floats_of_8_bits_are_made_and_multiplied_as_the_bridge_does(
             OPS.pack(weight, how, drafts)
         given = {"cast_to_fp8_v2": floats._cast, "fp8_gemm_v2": floats._gemm}
         monkeypatch.setattr(torch.ops, "hpu", SimpleNamespace(**given))
+    large = torch.tensor([247.0, 248.0])
+    assert floats._cast(large, dtype=torch.float8_e4m3fn)[0].float().isnan().tolist() == [
+        False,
+        True,
+    ]
     # Numbers of 4 significant bits up to 240: each is off by a sixteenth, or by half a step of the least.
     for dtype, unit in UNIT.items():
         kept = OPS.pack(weight.to(dtype), how, drafts=True)

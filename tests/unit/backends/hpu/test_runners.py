@@ -229,6 +229,9 @@ def test_what_compiles_behind_the_hosts_back_is_seen_when_the_device_was_waited_
         replay()
         assert backend.counters()["late.recipe_cache.TotalMiss"] == 2
         assert backend.counters()["between.recipe_cache.TotalMiss"] == 1
+        backend.capture(lambda: hpu.compile_operator(), "other")  # which is not between steps
+        replay()
+        assert backend.counters()["between.recipe_cache.TotalMiss"] == 1
 
 
 LATE = "Graph compile failed. synStatus=synStatus 26 [Generic failure]."
@@ -254,6 +257,8 @@ def test_a_step_that_the_compiler_refuses_runs_eagerly_and_says_what_that_costs(
     monkeypatch.setattr(torch, "compile", lambda *of, **options: refuse)
     real = Warmed._run
     monkeypatch.setattr(Warmed, "_run", refuse)
+    if mode == "graph":  # which has no layers
+        monkeypatch.setattr("lantern_accel_hpu.backend.Layered", None)
     with pytest.raises(NotCapturableError, match=rf"^SLOW: every call of the step.*reason: {told}"):
         backend.capture(lambda: None, "step")
     backend.capture_asked = True  # then it is an error, in the compiler's words
@@ -321,6 +326,8 @@ def test_an_error_that_comes_late_is_what_it_says(opened: Open) -> None:
     hpu.errors = [RuntimeError(LATE), RuntimeError(LATE)]
     assert "while decoding" in str(backend.explain(RuntimeError("synStatus 26 launch")))
     assert not hpu.errors
+    hpu.errors = [RuntimeError(LATE), lost]
+    assert isinstance(backend.explain(RuntimeError(LATE)), DeviceLostError)
     # A device that goes on failing is not waited for without end.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hpu, "synchronize", lambda: (_ for _ in ()).throw(RuntimeError(LATE)))
@@ -380,3 +387,12 @@ def test_no_memory_for_a_capture_is_an_error_with_figures(opened: Open) -> None:
     says = r"ran out of memory while running the step \(.* \(4096\)MB\): 0.25 GiB of 94.00 GiB"
     with pytest.raises(BackendError, match=says):
         backend.capture(step, "step")
+
+
+def test_a_part_of_a_layered_step_leaves_the_rest_to_layers(opened: Open) -> None:
+    backend, _ = opened("compile")
+    with backend._layers.region(max):
+        with backend._layers.region(None):
+            assert backend.region is None
+        assert backend.region is max
+    assert backend.region is None

@@ -88,12 +88,10 @@ class Bridge:
     @classmethod
     def from_software(cls) -> Bridge:
         """Build and load the software HPU of a checkout; raises BackendError where it cannot be."""
-        from lantern_accel_hpu import software
-
-        hpu = software.enable()
         from lantern_accel_hpu.software import config
+        from lantern_accel_hpu.software.register import register
 
-        return cls(hpu, software=True, config=config, first_use=_allocate)
+        return cls(register(), software=True, config=config, first_use=_allocate)
 
     # --- device --------------------------------------------------------------------------------
 

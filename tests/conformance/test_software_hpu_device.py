@@ -15,9 +15,10 @@ DEVICE = """
 import warnings
 import pytest, torch
 warnings.simplefilter("ignore", DeprecationWarning)  # torch does not want the device to be named
-from lantern_accel_hpu import software
+from lantern_accel_hpu.software.register import register
+assert register() is register() is torch.hpu
 from lantern_accel_hpu.software import hpu, metrics
-assert software.enable() is hpu is software.enable() is torch.hpu
+assert hpu is torch.hpu
 device = torch.device("hpu")
 
 # Values are the CPU's, strides too; tensors of the host do not mix in.

@@ -37,7 +37,8 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 ROWS, NODES, HEADS, WIDTH = 3, 7, 4, 64
 
 
-@torch.compiler.assume_constant_result  # no graph can hold a generator
+# No graph can hold a generator; torch leaves the decorator untyped.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _random(seed: int, *shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 

@@ -144,7 +144,7 @@ def _made_of_others(func: OpOverload, every_device: bool = False) -> bool:
     """Return whether torch makes an operator of others: where there is no kernel, or on every device."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     keys = ("CompositeImplicitAutograd", "CompositeExplicitAutograd")
-    return any(has(func.name(), key) for key in keys[: 1 if every_device else 2])
+    return any(has(names_of(func)[1], key) for key in keys[: 1 if every_device else 2])
 
 
 @functools.cache

@@ -33,8 +33,12 @@ def use_eager_fallback() -> bool:
     return os.environ.get("PT_HPU_USE_EAGER_FALLBACK", "1") not in ("0", "off", "no", "false")
 
 
-SETTINGS = ("use_inplace_index_copy", "reassign_copy_", "reassign_full_copy")
-SETTINGS += ("use_generic_reinplacer",)
+SETTINGS = (
+    "use_inplace_index_copy",
+    "use_generic_reinplacer",
+    "reassign_copy_",
+    "reassign_full_copy",
+)
 
 
 def settings_of(options: Mapping[str, bool] | None) -> dict[str, bool]:

@@ -59,7 +59,8 @@ def _compiler(settings: Mapping[str, bool], name: str) -> Callable[..., Any]:
                 node.target = torch.ops.aten.reshape.default
         lowered.recompile()
         metrics.graph_compilation.add()
-        made = [one and one.meta["val"] for one in lowered.graph.output_node().args[0]]
+        results: Any = lowered.graph.output_node().args[0]
+        made: list[Any] = [one and one.meta["val"] for one in results]
 
         def run(*given: Any) -> Any:
             if not late.count_run(name):

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.errors import ModelError
 from lantern_accel.families import keys
 from lantern_accel.families.base import Conditions, Model, Rows, check_two_way
 from lantern_accel.families.chameleon.layouts import code_changes
@@ -70,20 +69,6 @@ class IBQ(VQModel):
         return torch.einsum("bdhw,vd->bhwv", latents, self.codebook()).argmax(dim=-1)
 
 
-class MoVQDecoder(MoVQ):
-    """Emu3's tokenizer from a file without its encoder: it generates images and reads none."""
-
-    def __init__(self, config: MoVQConfig) -> None:
-        super().__init__(config)
-        del self.encoder, self.quant_conv
-
-    def encode_latents(self, images: Tensor) -> Tensor:
-        raise ModelError(
-            "the image tokenizer's file has no encoder, so no image can be read; name "
-            "BAAI/Emu3-VisionTokenizer with --use vq=PATH"
-        )
-
-
 class Emu3Family(VQFamily[Emu3Manifest], PromptedFamily[Emu3Manifest]):
     """Emu3-Gen and Emu3.5-Image."""
 
@@ -99,9 +84,7 @@ class Emu3Family(VQFamily[Emu3Manifest], PromptedFamily[Emu3Manifest]):
     def build(self, manifest: Emu3Manifest, part: str, ops: TensorOps) -> nn.Module:
         if part != "vq":
             return super().build(manifest, part, ops)
-        if not isinstance(manifest.vq, MoVQConfig):
-            return IBQ(manifest.vq)
-        return MoVQ(manifest.vq) if manifest.encodes else MoVQDecoder(manifest.vq)
+        return MoVQ(manifest.vq) if isinstance(manifest.vq, MoVQConfig) else IBQ(manifest.vq)
 
     def names(self, part: str, checkpoint: Checkpoint, manifest: Emu3Manifest) -> dict[str, str]:
         named = super().names(part, checkpoint, manifest)

@@ -95,14 +95,12 @@ def grid_of(ratio: str, area: int, pixels: int = 8) -> tuple[int, int]:
 class Emu3Manifest(PromptedManifest):
     """``model.json`` of Emu3's family.
 
-    ``area``: pixels of the model's images; ``encodes``: the image tokenizer's file has an encoder;
-    ``tied``: the head is the embedding.
+    ``area``: pixels of the model's images; ``tied``: the head is the embedding.
     """
 
     family: Literal["emu3"] = "emu3"
     variant: Variant = "emu3"
     area: int = Field(518400, ge=1)
-    encodes: bool = True
     tied: bool = False
     ids: Emu3Ids = Emu3Ids()
     target: Emu3Config

@@ -76,13 +76,6 @@ _IDS = {
     "boi_token_id": "image_start", "eoi_token_id": "image_end", "eol_token_id": "row_end",
     "eof_token_id": "frame_end",
 }  # fmt: skip
-#: The configuration's names of the image tokenizer's sizes, transformers' and the official ones.
-_VQ = {
-    "in_channels": "in_channels", "base_channels": "ch", "ch": "ch", "channel_multiplier": "ch_mult",
-    "ch_mult": "ch_mult", "num_res_blocks": "num_res_blocks", "latent_channels": "z_channels",
-    "z_channels": "z_channels", "codebook_size": "codebook_size", "embed_dim": "codebook_dim",
-    "attn_resolutions": "attention",
-}  # fmt: skip
 #: Positions of Emu3-Chat, and pixels of Emu3-Stage1's and Emu3-Gen's images.
 CHAT_POSITIONS, STAGE1_AREA, GEN_AREA = 131072, 512 * 512, 720 * 720
 
@@ -114,11 +107,24 @@ def detect(path: Path, parts: Parts) -> Found[Emu3Manifest] | None:
         return None
     checkpoint, _ = opened
     _check_generates(path, said)
-    manifest = manifest_of(checkpoint, said)
-    found = Found(manifest, {"target": path}, parts)
-    _add_image_tokenizer(found, folder, checkpoint, said)
+    variant, vq = _variant(checkpoint), _image_tokenizer(path, parts.vq, checkpoint)
+    tokenizer = None if vq is None else checkpoint if vq == path else open_checkpoint(vq)
+    found = Found(manifest_of(checkpoint, said, tokenizer), {"target": path}, parts)
+    if vq is not None:
+        found.files["vq"] = vq
+    else:
+        found.missing["vq"] = (
+            f"an image tokenizer: put {_whose(variant)} into {folder / 'vision_tokenizer'}, or name "
+            "it with --use vq=PATH"
+        )
     _add_text(found, folder)
     return found
+
+
+def _variant(checkpoint: Checkpoint) -> Variant:
+    """Return which of the two a model is, by its norms of queries and keys."""
+    named = keys.rename_keys(checkpoint, RULES["target"])
+    return "emu3.5" if "layers.0.attention.q_norm.weight" in named else "emu3"
 
 
 def _check_generates(path: Path, said: Mapping[str, Any]) -> None:
@@ -134,16 +140,18 @@ def _check_generates(path: Path, said: Mapping[str, Any]) -> None:
             )
 
 
-def manifest_of(checkpoint: Checkpoint, said: dict[str, Any]) -> Emu3Manifest:
+def manifest_of(
+    checkpoint: Checkpoint, said: dict[str, Any], tokenizer: Checkpoint | None = None
+) -> Emu3Manifest:
     """Return the manifest of weights and their configuration, which is read off shapes where it can be.
 
-    The image tokenizer's sizes are the published ones, or those of the configuration. Raises
-    :class:`CheckpointError` where the two are not of one model.
+    ``tokenizer``: the image tokenizer; None: the one among the weights, else it has the published sizes.
+    Raises :class:`CheckpointError` where the parts are not of one model.
     """
     named = keys.rename_keys(checkpoint, RULES["target"])
     path, text = checkpoint.path, said.get("text_config") or said
     given = {name: value for name, value in text.items() if value is not None}
-    variant: Variant = "emu3.5" if "layers.0.attention.q_norm.weight" in named else "emu3"
+    variant = _variant(checkpoint)
     for name in _ASKED if variant == "emu3.5" else ():
         if name not in given:
             raise CheckpointError(
@@ -155,8 +163,12 @@ def manifest_of(checkpoint: Checkpoint, said: dict[str, Any]) -> Emu3Manifest:
         raise CheckpointError(f"{path} has biases of queries, which Emu3 has not; use Emu3-Gen")
     first = _first_code(said)
     codes = sizes["token_count"] - first
-    vq = _vq_sizes(said, codes, variant)
     ids = _check_ids(path, {**said, **given}, first)
+    if tokenizer is None and _holds_tokenizer(checkpoint):
+        tokenizer = checkpoint
+    vq = _published_vq(variant, codes) if tokenizer is None else _vq_sizes(tokenizer, variant)
+    if tokenizer is not None:
+        check_codebook(tokenizer.path, vq, path, codes, _whose(variant))
     area = said.get("image_area") or GEN_AREA
     height, width = _usual_grid(variant, area, vq.downsample, sizes["max_positions"])
     with explain_sizes(path, "its configuration is not of these weights"):
@@ -208,17 +220,22 @@ def _check_ids(path: Path, said: Mapping[str, object], first: int) -> Emu3Ids:
     return ids
 
 
-def _vq_sizes(said: Mapping[str, Any], codes: int, variant: Variant) -> MoVQConfig | VQConfig:
-    """Return the image tokenizer's sizes: the configuration's in transformers' layout, or published."""
+def _published_vq(variant: Variant, codes: int) -> MoVQConfig | VQConfig:
+    if variant == "emu3":
+        return MoVQConfig(codebook_size=codes, halvings=2)
+    return VQConfig(ch=256, num_res_blocks=4, codebook_size=codes, codebook_dim=256, l2_norm=False)
+
+
+def _vq_sizes(tokenizer: Checkpoint, variant: Variant) -> MoVQConfig | VQConfig:
+    """Return an image tokenizer's sizes; raises :class:`CheckpointError` for one of another family."""
+    names, whose = tokenizer_names(tokenizer, IN_TARGET, IMAGE_RULES), _whose(variant)
     if variant == "emu3.5":
-        return VQConfig(
-            ch=256, num_res_blocks=4, codebook_size=codes, codebook_dim=256, l2_norm=False
+        return vq_sizes(tokenizer, names, whose, l2_norm=False)
+    if "decoder.time_conv.0.conv.conv.weight" not in names:
+        raise CheckpointError(
+            f"{tokenizer.path} has no convolutions over time, so it is not {whose}; use that one"
         )
-    one = said.get("vq_config") or said
-    sizes = {ours: one[theirs] for theirs, ours in _VQ.items() if theirs in one}
-    halvings = round(math.log2(one.get("temporal_downsample_factor") or 4))
-    with explain_sizes("the image tokenizer's configuration", f"use {_whose(variant)}"):
-        return MoVQConfig(**{"codebook_size": codes, **sizes}, halvings=halvings)
+    return movq_sizes(tokenizer, names, whose)
 
 
 def _usual_grid(variant: Variant, area: int, pixels: int, positions: int) -> tuple[int, int]:
@@ -233,49 +250,19 @@ def _usual_grid(variant: Variant, area: int, pixels: int, positions: int) -> tup
 # --- other parts --------------------------------------------------------------------------------------
 
 
-def _add_image_tokenizer(
-    found: Found[Emu3Manifest], folder: Path, target: Checkpoint, said: Mapping[str, object]
-) -> None:
-    """Add the image tokenizer that was named, or lies near; else say what to get.
+def _holds_tokenizer(checkpoint: Checkpoint) -> bool:
+    return any(re.match(IN_TARGET, key) for key in checkpoint)
 
-    Raises :class:`CheckpointError` for one of another family or size.
-    """
-    manifest, variant = found.manifest, found.manifest.variant
-    whose = _whose(variant)
-    path, checkpoint = found.parts.vq, None
-    if path is None:
-        names_near = ("vision_tokenizer", f"../{variant.capitalize()}-VisionTokenizer")
-        near = (folder / name for name in names_near)
-        path = next((one for one in near if one.is_dir() and checkpoints_in(one)), None)
-    inside = any(re.match(IN_TARGET, key) for key in target)
-    if path is None and inside:
-        path, checkpoint = found.files["target"], target
-    if path is None:
-        found.missing["vq"] = (
-            f"an image tokenizer: put {whose} into {folder / 'vision_tokenizer'}, or name it "
-            "with --use vq=PATH"
-        )
-        return
-    checkpoint = open_checkpoint(path) if checkpoint is None else checkpoint
-    names = tokenizer_names(checkpoint, IN_TARGET, IMAGE_RULES)
-    vq: MoVQConfig | VQConfig
-    if variant == "emu3.5":
-        vq = vq_sizes(checkpoint, names, whose, l2_norm=False)
-    elif "decoder.time_conv.0.conv.conv.weight" not in names:
-        raise CheckpointError(
-            f"{path} has no convolutions over time, so it is not {whose}; use that one"
-        )
-    elif "encoder.conv_in.weight" in names:
-        vq = movq_sizes(checkpoint, names, whose)
-    else:
-        own = said if checkpoint is target else folder_json(path if path.is_dir() else path.parent)
-        vq = _vq_sizes(own, manifest.target.image_codes, variant)
-    check_codebook(path, vq, folder, manifest.target.image_codes, whose)
-    grid = _usual_grid(variant, manifest.area, vq.downsample, manifest.target.max_positions)
-    sizes = manifest.target.model_copy(update={"height": grid[0], "width": grid[1]})
-    encodes = "encoder.conv_in.weight" in names
-    found.manifest = manifest.model_copy(update={"vq": vq, "target": sizes, "encodes": encodes})
-    found.files["vq"] = path
+
+def _image_tokenizer(path: Path, given: Path | None, target: Checkpoint) -> Path | None:
+    """Return where the image tokenizer lies: named, near the model, or in the model's own file."""
+    if given is not None:
+        return given
+    folder = path if path.is_dir() else path.parent
+    names = ("vision_tokenizer", f"../{_variant(target).capitalize()}-VisionTokenizer")
+    near = (folder / name for name in names)
+    found = next((one for one in near if one.is_dir() and checkpoints_in(one)), None)
+    return found or (path if _holds_tokenizer(target) else None)
 
 
 def _add_text(found: Found[Emu3Manifest], folder: Path) -> None:
@@ -308,6 +295,6 @@ def published_manifest(entry: ModelEntry) -> Emu3Manifest:
         **entry.labels,
         variant=variant,
         target=target,
-        vq=_vq_sizes({}, target.image_codes, variant),
+        vq=_published_vq(variant, target.image_codes),
         defaults=DEFAULTS[variant],
     )

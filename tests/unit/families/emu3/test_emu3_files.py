@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from support.emu3 import RECORDED, ibq_weights, said, weights_of, write_emu3
-from support.golden import golden
 
 import lantern_accel
 from lantern_accel.errors import CheckpointError, RequestError
@@ -31,20 +30,6 @@ def test_the_image_tokenizer_of_emu3p5_is_read_as_it_is_published(tmp_path: Path
     scores = vq.quantize.embedding.weight @ latents[0].flatten(1)
     assert torch.equal(found.flatten(), scores.argmax(dim=0))
     assert not torch.equal(found, VQModel.nearest_code(vq, latents))
-
-
-def test_a_file_without_an_encoder_draws_and_reads_no_pictures(tmp_path: Path) -> None:
-    kept = {
-        key: value
-        for key, value in weights_of("hf").items()
-        if not key.startswith(("vqmodel.encoder.", "vqmodel.quant_conv."))
-    }
-    io = golden("emu3/io")
-    with lantern_accel.load(write_emu3(tmp_path / "x", "hf", weights=kept), device="cpu") as pipe:
-        drawn = pipe.model.vq.decode(io["vq.s0.codes"].long())
-        assert (drawn - io["vq.s0.pixels"]).abs().max() < 1e-4
-        with pytest.raises(lantern_accel.LanternError, match="has no encoder"):
-            pipe.model.vq.encode(io["vq.image"])
 
 
 def test_a_configuration_that_leaves_its_base_out_has_the_released_one(tmp_path: Path) -> None:

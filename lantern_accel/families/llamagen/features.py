@@ -11,35 +11,22 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from lantern_accel.errors import RequestError
 from lantern_accel.families.base import TextSource
 
 
-def left_pad(features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotate right-padded features to the right end and zero the pads; ``[n, T, C]`` and bool ``[n, T]``.
+def align_right(rows: Sequence[Tensor], prefix: int) -> tuple[Tensor, Tensor]:
+    """Return features ``[valid, C]`` of each prompt behind zeros, ``[n, prefix, C]``, and their mask.
 
-    ``mask`` has ones first, as T5's tokenizer gives it. LlamaGen's ``sample_t2i.py`` does the same: the
-    first ``valid`` rows move behind the rest, the mask is flipped, and the two are multiplied.
+    LlamaGen's ``sample_t2i.py`` turns T5's right-padded features in the same way.
     """
-    mask = mask.bool()
-    length = mask.shape[1]
-    index = (torch.arange(length, device=mask.device) + mask.sum(1, keepdim=True)) % length
-    turned = features.gather(1, index.unsqueeze(-1).expand_as(features))
-    flipped = mask.flip(1)
-    return turned * flipped.unsqueeze(-1).to(turned.dtype), flipped
-
-
-def fit_prefix(features: Tensor, mask: Tensor, prefix: int) -> tuple[Tensor, Tensor]:
-    """Pad left-padded features to ``prefix`` positions; raises :class:`RequestError` if longer."""
-    extra = prefix - mask.shape[1]
-    if extra < 0:
-        raise RequestError(
-            f"the features have {mask.shape[1]} positions, the model's prefix holds {prefix}; cut them "
-            "before padding"
-        )
-    return F.pad(features, (0, 0, extra, 0)), F.pad(mask, (extra, 0))
+    features = torch.zeros(len(rows), prefix, rows[0].shape[1])
+    mask = torch.zeros(len(rows), prefix, dtype=torch.bool)
+    for i, row in enumerate(rows):
+        features[i, prefix - len(row) :] = row
+        mask[i, prefix - len(row) :] = True
+    return features, mask
 
 
 class FeatureFile(TextSource):
@@ -74,8 +61,17 @@ class FeatureFile(TextSource):
             )
         if not mask.any(1).all():
             raise RequestError(f"{path}: a row of the mask has no token; every prompt needs one")
+        if (mask.int().diff(dim=1) != 0).sum(dim=1).max() > 1:
+            raise RequestError(f"{path}: the mask has gaps; its ones must be together, at one side")
+        longest = int(mask.sum(dim=1).max())
+        if longest > prefix:
+            raise RequestError(
+                f"{path}: a prompt has features of {longest} tokens, the model's prefix holds {prefix}; "
+                "cut its text, and make them again"
+            )
         self.path = path
-        self.features, self.mask = fit_prefix(*_align(path, features, mask), prefix)
+        rows = [row[seen] for row, seen in zip(features, mask, strict=True)]
+        self.features, self.mask = align_right(rows, prefix)
 
     def encode(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Return the file's rows; raises :class:`RequestError` where it has another number of them."""
@@ -85,15 +81,6 @@ class FeatureFile(TextSource):
                 "give one prompt a row, in the file's order"
             )
         return self.features, self.mask
-
-
-def _align(path: Path, features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    ordered = mask.int()
-    if bool((ordered.diff(dim=1) <= 0).all()):  # ones first
-        return left_pad(features, mask)
-    if bool((ordered.diff(dim=1) >= 0).all()):  # ones last
-        return features * mask.unsqueeze(-1), mask
-    raise RequestError(f"{path}: the mask has gaps; its ones must be together, at one side")
 
 
 def _read(path: Path) -> dict[str, Tensor]:

@@ -23,6 +23,7 @@ from lantern_accel.checkpoints.weights import shard_names
 from lantern_accel.errors import CheckpointError, LanternWarning, RequestError
 from lantern_accel.families.base import Adapt
 from lantern_accel.families.llamagen.captions import clean_caption
+from lantern_accel.families.llamagen.features import align_right
 from lantern_accel.files import cache_dir, read_tensors, write_tensors
 
 if TYPE_CHECKING:
@@ -94,12 +95,7 @@ class T5Text:
         prefix is cut with a :class:`LanternWarning`, as T5 pipelines do.
         """
         rows = [self._caption(clean_caption(prompt)) for prompt in prompts]
-        features = torch.zeros(len(rows), self.prefix, rows[0].shape[1])
-        mask = torch.zeros(len(rows), self.prefix, dtype=torch.bool)
-        for i, row in enumerate(rows):
-            features[i, self.prefix - len(row) :] = row
-            mask[i, self.prefix - len(row) :] = True
-        return features, mask
+        return align_right(rows, self.prefix)
 
     def release(self) -> None:
         """Free the encoder, unless it was to be kept."""

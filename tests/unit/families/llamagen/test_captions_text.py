@@ -17,7 +17,7 @@ from support.official import recorded_captions, text_folder
 import lantern_accel
 from lantern_accel.errors import CheckpointError, LanternWarning, RequestError
 from lantern_accel.families.llamagen.captions import clean_caption
-from lantern_accel.families.llamagen.features import FeatureFile, fit_prefix, left_pad
+from lantern_accel.families.llamagen.features import FeatureFile
 from lantern_accel.families.llamagen.t5 import T5Text, encoder_hash, encoder_parameters
 
 
@@ -26,38 +26,18 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path / "cache"))
 
 
-# --- padding ------------------------------------------------------------------------------------
-
-
-def test_valid_features_are_rotated_to_the_right_end_and_pads_are_zero() -> None:
-    io = golden("llamagen_t2i/io")
-    features, mask = left_pad(*recorded_captions())
-    assert torch.equal(features, io["cond_embeds"])
-    assert torch.equal(mask, io["cond_masks"].bool())
-    assert mask.sum(1).tolist() == [7, 31, 120]
-    assert not features[0, :113].any() and features[0, 113:].any()
-    assert left_pad(features.bfloat16(), mask)[0].dtype == torch.bfloat16
-
-
-def test_short_features_are_padded_to_the_prefix() -> None:
-    features, mask = left_pad(torch.ones(1, 3, 2), torch.tensor([[1, 1, 0]]))
-    wide, seen = fit_prefix(features, mask, 5)
-    assert wide[0, :, 0].tolist() == [0, 0, 0, 1, 1]
-    assert seen.tolist() == [[False, False, False, True, True]]
-    with pytest.raises(RequestError, match="have 3 positions, the model's prefix holds 2"):
-        fit_prefix(features, mask, 2)
-
-
 # --- files of features --------------------------------------------------------------------------
 
 
-def test_features_from_a_file_of_numpy(tmp_path: Path) -> None:
-    features, mask = recorded_captions()
+@pytest.mark.parametrize("left", [False, True])
+def test_features_from_a_file_of_numpy(tmp_path: Path, left: bool) -> None:
+    io = golden("llamagen_t2i/io")
+    features, mask = (io["cond_embeds"], io["cond_masks"]) if left else recorded_captions()
     path = tmp_path / "captions.npz"
     np.savez(path, embeddings=features.numpy(), mask=mask.numpy())
-    found, seen = FeatureFile(path, 120, 48).encode(["a", "b", "c"])
-    assert torch.equal(found, golden("llamagen_t2i/io")["cond_embeds"])
-    assert torch.equal(seen, golden("llamagen_t2i/io")["cond_masks"].bool())
+    found, seen = FeatureFile(path, 121, 48).encode(["a", "b", "c"])
+    assert torch.equal(found[:, 1:], io["cond_embeds"]) and not found[:, 0].any()
+    assert torch.equal(seen[:, 1:], io["cond_masks"].bool()) and not seen[:, 0].any()
 
 
 WRONG: list[tuple[dict[str, torch.Tensor], str]] = [

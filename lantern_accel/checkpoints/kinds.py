@@ -19,22 +19,6 @@ PLAIN = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 OTHER = (torch.int64, torch.bool)
 #: How the keys of quantized matrices end; their dtypes are not among :data:`PLAIN`.
 _MATRIX = re.compile(r"(?:^|[._])(?:q?weight|weight_packed|W_q|qdata|_data|blocks|codes|B)$")
-#: What stands next to such matrices, by kind; the first kind counts.
-_KINDS = (
-    ("bitsandbytes nf4", r"quant_state\.bitsandbytes__nf4$"),
-    ("bitsandbytes fp4", r"quant_state\.bitsandbytes__fp4$"),
-    ("bitsandbytes 4-bit", r"\.(nested_)?(absmax|quant_map)$"),
-    ("bitsandbytes int8", r"\.(SCB|weight_format)$"),
-    ("GPTQ", r"\.g_idx$"),
-    ("AWQ", r"\.qzeros$"),
-    ("compressed-tensors", r"\.weight_(packed|zero_point)$"),
-    ("HQQ", r"\.W_q$"),
-    ("torchao", r"weight(\.|_|:)qdata$"),
-    ("quanto", r"\.weight\._data$"),
-    ("MXFP4", r"_blocks$"),
-    ("AQLM", r"\.codes$"),
-    ("Marlin", r"\.B$"),
-)
 _LORA = re.compile(r"(.*)[._](?:lora_(?:embedding_)?|lora[._])(A|B|down|up)(?:\..*)?$")
 #: What else no key of a model has: PEFT's names of adapters.
 _PEFT = re.compile(r"^base_model\.model\.|\.(?:hada_w|lokr_w|ia3_l|vera_lambda|oft_)")
@@ -63,9 +47,8 @@ def kind_of(
     method = str(config.get("quant_method", "quantized")) if isinstance(config, Mapping) else ""
     if not odd and not method:
         return None
-    marks = (name for name, ends in _KINDS if any(re.search(ends, key) for key in keys))
     dtypes = sorted({str(checkpoint.dtype(key)).removeprefix("torch.") for key in odd})
-    return quantized_error(path, next(marks, "") or " and ".join(filter(None, (method, *dtypes))))
+    return quantized_error(path, " and ".join(filter(None, (method, *dtypes))))
 
 
 def adapter(path: Path, kind: str) -> CheckpointError:

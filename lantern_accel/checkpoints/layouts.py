@@ -77,19 +77,6 @@ def search(
     return out
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; raises :class:`CheckpointError`."""
-    try:
-        content = read_json_file(path)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON ({error}); fetch it again") from None
-    if not isinstance(content, dict):
-        raise CheckpointError(
-            f"{path} holds a {type(content).__name__}, not a configuration; fetch it again"
-        )
-    return content
-
-
 def _is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -150,11 +137,18 @@ def check_kinds(path: Path, said: Mapping[str, object]) -> None:
             check_kinds(path, inner)
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """Read a configuration; raises :class:`CheckpointError`, for values of another kind too."""
-    said = read_json(path)
-    check_kinds(path, said)
-    return said
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; raises :class:`CheckpointError`, for values of another kind too."""
+    try:
+        content = read_json_file(path)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON ({error}); fetch it again") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(
+            f"{path} holds a {type(content).__name__}, not a configuration; fetch it again"
+        )
+    check_kinds(path, content)
+    return content
 
 
 def config_of(path: Path, *, alone: bool = True) -> dict[str, Any]:
@@ -163,13 +157,9 @@ def config_of(path: Path, *, alone: bool = True) -> dict[str, Any]:
     For a folder its ``config.json``; for a file ``NAME.json``, or ``config.json`` where the file is
     ``alone`` in its folder.
     """
-    names = [path / "config.json"] if path.is_dir() else [path.with_suffix(".json")]
-    if alone and not path.is_dir():
-        names.append(path.parent / "config.json")
-    for name in names:
-        if name.is_file():
-            return read_config(name)
-    return {}
+    near = [path / "config.json"] if path.is_dir() else [path.with_suffix(".json")]
+    near += [path.parent / "config.json"] * (alone and not path.is_dir())
+    return next((read_json(one) for one in near if one.is_file()), {})
 
 
 @contextmanager
@@ -223,4 +213,4 @@ def find_file(places: Iterable[Path], name: str) -> Path | None:
 
 def folder_json(folder: Path, name: str = "config.json") -> dict[str, Any]:
     """Return a folder's configuration of this name; {} where there is none."""
-    return read_config(folder / name) if (folder / name).is_file() else {}
+    return read_json(folder / name) if (folder / name).is_file() else {}

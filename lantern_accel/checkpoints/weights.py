@@ -13,7 +13,6 @@ import json
 import math
 import os
 import pickle
-import pickletools
 import re
 import struct
 import sys
@@ -281,10 +280,10 @@ def _open_file(path: Path) -> HeldFile:
         raise
     except pickle.UnpicklingError as error:
         named = re.search(r"GLOBAL (\S+)|function (\S+)", str(error))
-        wanted = (named.group(1) or named.group(2)) if named is not None else _callable_in(path)
-        if not wanted:
+        if named is None:
             # torch's own words advise to read the file as code.
             raise _foreign(path) from None
+        wanted = named.group(1) or named.group(2)
         if library := re.match("torchao|bitsandbytes|optimum.quanto|hqq", wanted):
             raise quantized_error(path, library[0]) from None
         raise CheckpointError(
@@ -312,23 +311,9 @@ def quantized_error(path: Path, kind: str) -> CheckpointError:
 
 def _foreign(path: Path) -> CheckpointError:
     return CheckpointError(
-        f"{path} is not a PyTorch checkpoint; it may be another kind of file under that name, such "
-        "as a page that says why a download failed: fetch it again"
+        f"{path} is not a PyTorch checkpoint; it may be a pickle that torch.save did not write, or a "
+        "page that says why a download failed: fetch it again"
     )
-
-
-def _callable_in(path: Path) -> str:
-    """Return the first thing that a plain pickle would import, read without running it; "" if none."""
-    strings: list[str] = []
-    with suppress(Exception), path.open("rb") as stream:  # it may be no pickle at all
-        for opcode, value, _ in pickletools.genops(stream):
-            if opcode.name == "GLOBAL":
-                return str(value).replace(" ", ".")
-            if opcode.name == "STACK_GLOBAL":
-                return ".".join(strings[-2:])
-            if isinstance(value, str):
-                strings.append(value)
-    return ""
 
 
 def _unreadable(path: Path, error: Exception) -> CheckpointError:

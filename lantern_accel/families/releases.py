@@ -7,9 +7,10 @@ import re
 
 from lantern_accel.errors import ModelError
 
-#: From the first release to before the second.
-TESTED = {
-    "diffusers": ("0.37", "0.43"),
+#: From the first release to before the second, without those that follow.
+TESTED: dict[str, tuple[str, ...]] = {
+    # 0.40 and 0.41 give GLM-Image other timesteps than it is asked for (diffusers' pull request 14011).
+    "diffusers": ("0.37", "0.43", "0.40", "0.41"),
     "transformers": ("5.8", "5.25"),
     "ray": ("2.60", "2.61"),
     "sglang": ("0.5.23", "0.5.24"),
@@ -31,18 +32,19 @@ def find_release(library: str) -> str | None:
 
 def problem(library: str) -> str | None:
     """Return why a library cannot be used here, and a way out; None for a tested release."""
-    first, end = TESTED[library]
-    found = find_release(library)
+    first, end, *wrong = TESTED[library]
+    found, without = find_release(library), "".join(f"!={one}.*," for one in wrong)
     if found is None:
         return (
             f'{library} is not installed; run `pip install "lantern-accel[{library}]"` for one of '
             f"{first} to before {end}"
         )
-    if _numbers(first) <= _numbers(found) < _numbers(end):
+    inside = _numbers(first) <= _numbers(found) < _numbers(end)
+    if inside and not found.startswith(tuple(f"{one}." for one in wrong)):
         return None
     return (
         f"{library} {found} is installed, but only releases from {first} to before {end} were tested; "
-        f'run `pip install "{library}>={first},<{end}"`'
+        f'run `pip install "{library}>={first},{without}<{end}"`'
     )
 
 

@@ -12,7 +12,6 @@ import torch
 from lantern_accel.bounds import SEEDS
 from lantern_accel.errors import ModelError, RequestError
 from lantern_accel.families.glm_image.grids import grid_of, grids, prior_token_ids
-from lantern_accel.families.glm_image.rendering import check_scheduler
 from lantern_accel.families.releases import require
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.integrations.adapter import InterruptedDecodingError, Own, fresh_seeds
@@ -62,7 +61,7 @@ def accelerate(
     (``vision_language_encoder=None``). ``overrides``: fields of :class:`Sampling`, such as
     ``temperature=0``, and ``head``, a draft head for the pipeline's own prior. ``pipe.restore()``
     undoes it. Generating from images stays the pipeline's own. Raises :class:`ModelError` for another
-    pipeline, an untested release, or one whose scheduler paints wrong images.
+    pipeline, or an untested release.
     """
     require("diffusers")
     require("transformers")
@@ -70,7 +69,6 @@ def accelerate(
     kind: type = type(pipe)
     if kind.__name__ != "GlmImagePipeline":
         raise ModelError(f"{kind.__name__} cannot be accelerated; diffusers' GlmImagePipeline can")
-    check_scheduler(pipe.scheduler)
     own = None
     if prior is not None:
         own = Own.on(prior, str(pipe._execution_device), strategy=strategy, **overrides)

@@ -14,10 +14,10 @@ from lantern_accel.errors import LanternWarning, ModelError
 from lantern_accel.families.base import Model, Prompt
 from lantern_accel.families.glm_image.grids import PIXELS, prior_token_ids
 from lantern_accel.families.glm_image.text import GlmImageText
-from lantern_accel.families.releases import find_release, require
+from lantern_accel.families.releases import require
 
 if TYPE_CHECKING:
-    from diffusers import FlowMatchEulerDiscreteScheduler, GlmImagePipeline
+    from diffusers import GlmImagePipeline
     from PIL.Image import Image
 
 #: What the release has besides the prior's own.
@@ -57,25 +57,6 @@ def render_images(
     return out
 
 
-def check_scheduler(scheduler: FlowMatchEulerDiscreteScheduler) -> None:
-    """Raise :class:`ModelError` for a scheduler that does not keep the timesteps it is given.
-
-    GLM-Image is conditioned on steps that are not shifted, and the published scheduler shifts sigmas by
-    the image's size. diffusers 0.40 and 0.41 put shifted steps in the place of the given ones, so that
-    every image is wrong (its pull request 14011, undone in 0.42).
-    """
-    if not scheduler.config.get("use_dynamic_shifting", False):
-        return
-    given = [1000.0, 500.0]
-    trial = type(scheduler).from_config(scheduler.config)
-    trial.set_timesteps(timesteps=given, sigmas=[1.0, 0.5], mu=3.0)
-    if trial.timesteps.tolist() != given:
-        raise ModelError(
-            f"diffusers {find_release('diffusers')} replaces the timesteps of GLM-Image by shifted ones, "
-            'so that images are wrong, whoever decodes the prior; run `pip install "diffusers>=0.42"`'
-        )
-
-
 def _diffusion_half(model: Model) -> GlmImagePipeline:
     """Return the release's pipeline without its prior, loaded once; raises :class:`ModelError`."""
     text = model.text
@@ -89,7 +70,6 @@ def _diffusion_half(model: Model) -> GlmImagePipeline:
         weight = model.target.weight
         load = GlmImagePipeline.from_pretrained
         pipe = load(release, vision_language_encoder=None, processor=None, torch_dtype=weight.dtype)
-        check_scheduler(pipe.scheduler)
         text.renderer = pipe.to(weight.device)
     return text.renderer
 

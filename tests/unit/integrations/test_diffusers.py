@@ -268,24 +268,6 @@ def test_an_accelerated_pipeline_is_not_copied(pipe: Any) -> None:
     assert type(copy.deepcopy(restore(pipe))) is type(pipe)
 
 
-def test_a_scheduler_that_drops_the_given_steps_is_refused(
-    pipe: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """diffusers 0.40 and 0.41 put shifted steps in their place."""
-    kind = type(pipe.scheduler)
-    own = kind.set_timesteps
-
-    def shifted(self: Any, *given: Any, **named: Any) -> None:
-        own(self, *given, **named)
-        self.timesteps = self.sigmas[:-1] * 1000
-
-    monkeypatch.setattr(kind, "set_timesteps", shifted)
-    with pytest.raises(ModelError, match="replaces the timesteps of GLM-Image"):
-        accelerate(pipe)
-    pipe.scheduler = kind()  # one that shifts nothing keeps them
-    accelerate(pipe)
-
-
 def test_an_untested_release_is_refused(pipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from lantern_accel.families import releases
 

@@ -79,6 +79,7 @@ def test_a_release_that_was_not_tested_is_named(
         for release, says in (
             ("0.36.0", r"diffusers 0.36.0 is installed, but only releases from 0.37 to before"),
             ("1.0.0", r"diffusers 1.0.0 is installed"),
+            ("0.41.2", r"pip install .diffusers>=0.37,!=0.40.\*,!=0.41.\*,<0.43"),
             (None, r"diffusers is not installed; run .pip install .lantern-accel\[diffusers\]"),
         ):
             monkeypatch.setattr(releases, "find_release", lambda _, found=release: found)

@@ -12,8 +12,7 @@ from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.capture import HostCopy
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.families.llamagen.drafter import LlamaGenDrafter
-from lantern_accel.families.llamagen.model import LlamaGenGPT
+from lantern_accel.families.llamagen.model import LlamaGenDrafter, LlamaGenGPT
 from lantern_accel.families.random_weights import RandomModel
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import rounded_copy

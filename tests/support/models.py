@@ -30,9 +30,13 @@ def write_tiny_model(
     """Write a model whose images have ``grid * grid`` tokens."""
     from safetensors.torch import save_file
 
-    from lantern_accel.families.llamagen.drafter import DrafterConfig, LlamaGenDrafter
-    from lantern_accel.families.llamagen.manifest import LlamaGenManifest
-    from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
+    from lantern_accel.families.llamagen.model import (
+        DrafterConfig,
+        LlamaGenConfig,
+        LlamaGenDrafter,
+        LlamaGenGPT,
+        LlamaGenManifest,
+    )
     from lantern_accel.families.llamagen.text import TextEncoder, TextEncoderConfig
     from lantern_accel.nn.vq import VQConfig, VQModel
     from lantern_accel.strategy.choose import ModelDefaults

@@ -11,8 +11,12 @@ from torch import Tensor
 
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.families.keys import LLAMA
-from lantern_accel.families.llamagen.drafter import DrafterConfig, LlamaGenDrafter
-from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
+from lantern_accel.families.llamagen.model import (
+    DrafterConfig,
+    LlamaGenConfig,
+    LlamaGenDrafter,
+    LlamaGenGPT,
+)
 from lantern_accel.families.llamagen.official import DRAFTER_RULES
 from lantern_accel.strategy.values import Sampling, Strategy
 from support.engines import engine_of

@@ -5,8 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lantern_accel.families.llamagen.drafter import DrafterConfig, LlamaGenDrafter
-from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
+from lantern_accel.families.llamagen.model import (
+    DrafterConfig,
+    LlamaGenConfig,
+    LlamaGenDrafter,
+    LlamaGenGPT,
+)
 
 
 def tiny_models(

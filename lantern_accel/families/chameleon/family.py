@@ -10,9 +10,14 @@ from typing import ClassVar
 from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.families.base import Conditions, Model, Rows, check_two_way
 from lantern_accel.families.chameleon import layouts, official
-from lantern_accel.families.chameleon.drafter import ChameleonDrafter, ChameleonDrafterConfig
-from lantern_accel.families.chameleon.manifest import DEFAULTS, ChameleonManifest
-from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
+from lantern_accel.families.chameleon.model import (
+    DEFAULTS,
+    ChameleonConfig,
+    ChameleonDrafter,
+    ChameleonDrafterConfig,
+    ChameleonGPT,
+    ChameleonManifest,
+)
 from lantern_accel.families.chameleon.text import NAMES, ChameleonIds, anole_image_only
 from lantern_accel.families.image_tokenizer import VQFamily
 from lantern_accel.families.keys import Change

@@ -1,4 +1,4 @@
-"""Chameleon's trunk, which Anole-7B and Lumina-mGPT-7B share, decoding images in the space of codes.
+"""Chameleon's trunk, which Anole-7B and Lumina-mGPT-7B share, its drafter and its manifest.
 
 Source: facebookresearch/chameleon (arXiv 2405.09818), GAIR-NLP/anole, Alpha-VLLM/Lumina-mGPT. Queries and
 keys are normalised head by head before the rotation. Text and image share one vocabulary; here an
@@ -12,7 +12,7 @@ checkpoints of the other pairing.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -21,11 +21,19 @@ from torch.nn import functional as F
 
 from lantern_accel.decoding.rows import Allowed, prefix_positions
 from lantern_accel.device.operations import TensorOps
+from lantern_accel.errors import RequestError
+from lantern_accel.families.chameleon.text import ChameleonIds
+from lantern_accel.families.manifest import TokenManifest
 from lantern_accel.families.target import TrunkTarget
 from lantern_accel.nn.decoder import Decoder
+from lantern_accel.nn.drafter import EagleDrafter, EagleSizes
 from lantern_accel.nn.rotary import RotaryNetwork
 from lantern_accel.nn.sizes import LlamaSizes
 from lantern_accel.nn.transformer import REFERENCE, Pass, Projection, dense_visible
+from lantern_accel.nn.vq import VQConfig
+from lantern_accel.strategy.choose import ModelDefaults
+from lantern_accel.strategy.trees import MC_SIM_7B_63, NAIVE_EXTEND_57
+from lantern_accel.strategy.values import Sampling
 
 
 class TrunkConfig(LlamaSizes):
@@ -169,3 +177,119 @@ class ChameleonGPT(CodeNetwork, TrunkTarget):
         penalty[0, : c.image_codes] = 0
         penalty[1, c.newline] = 0
         return Allowed(kind.flatten().clone(), penalty)
+
+
+class ChameleonDrafterConfig(EagleSizes, TrunkConfig):
+    """Sizes of a drafter; prompt length, image and codes are its target's."""
+
+    same = ("dim", "token_count", "image_codes", "newline_id")
+    n_layer: int = Field(1, ge=1, le=1)
+    taps: tuple[int, ...] = Field((), max_length=0, description="they read the last states alone")
+
+
+class ChameleonDrafter(CodeNetwork, EagleDrafter):
+    """The EAGLE drafter of Anole or Lumina-mGPT: one block, with a table of all tokens of its own.
+
+    Source: jadohu/LANTERN ``models/drafters/cnets_anole.py``. Unlike LlamaGen's drafter it has a norm
+    before attention and norms of queries and keys, it reads the prompt's own tokens, and its positions
+    are those of a line of text.
+    """
+
+    table, sizes = "embed_tokens", ChameleonDrafterConfig
+    config: ChameleonDrafterConfig
+
+    def __init__(self, config: ChameleonDrafterConfig, *, ops: TensorOps = REFERENCE) -> None:
+        super().__init__(config, ops)
+        # Its own table: the published drafters' embeddings were frozen, but not tied.
+        self.embed_tokens = CodeEmbedding(config)
+        self.make_layers()
+        self.place_tables(torch.device("cpu"))
+
+    def for_target(self, target: ChameleonGPT) -> ChameleonDrafter:
+        return self.resize(**target.config.model_dump(include={"prefix_length", "height", "width"}))
+
+    def embed(self, codes: Tensor) -> Tensor:
+        out: Tensor = self.embed_tokens(codes)
+        return out
+
+    def embed_prompt(self, condition: Tensor | None, features: Tensor, length: int) -> Tensor:
+        """Embed the prompt's own tokens behind the first."""
+        assert condition is not None
+        return self.embed_tokens.tokens(condition[:, 1:])
+
+    def forward_dense(self, ids: Tensor, features: Tensor, mask: Tensor) -> Tensor:
+        """Run token ids ``[R, n]`` without a cache; ``mask`` bool ``[R, n]``, False at left padding."""
+        at = self.dense_pass(mask, ids.shape[1], 0, features)
+        return self.run(self.embed_tokens.tokens(ids), features, at)
+
+
+Variant = Literal["anole", "lumina"]
+#: No side of Lumina's training images was longer than this many times the other.
+MAX_RATIO = 4.0
+
+
+class ChameleonManifest(TokenManifest):
+    """``model.json`` of Chameleon's family: Anole and Lumina-mGPT.
+
+    ``side``: codes along the side of the square image that the model was trained for.
+    """
+
+    #: Codes along a unit of the grid, which size tokens count.
+    unit: ClassVar[int] = 2
+    family: str = "chameleon"
+    variant: Variant = "anole"
+    side: int = Field(32, ge=2)
+    ids: ChameleonIds = ChameleonIds()
+    target: ChameleonConfig
+    drafter: ChameleonDrafterConfig | None = None
+    vq: VQConfig
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> ChameleonManifest:
+        if (self.variant == "lumina") != (self.target.newline_id is not None):
+            raise ValueError("Lumina's rows end in a newline token, Anole's do not")
+        return self
+
+    def grid(self, size: tuple[int, int] | None) -> tuple[int, int]:
+        """Return rows and columns of codes of an image ``(width, height)`` in pixels; None: the default.
+
+        Raises :class:`RequestError` for a size that the model was not trained for.
+        """
+        if size is None or self.variant == "anole":
+            return super().grid(size)
+        width, height = size
+        patch, most = self.unit * self.token_pixels, (self.side // self.unit) ** 2
+        wide, high = width // patch, height // patch
+        fits = (
+            (wide * patch, high * patch) == size
+            and 1 <= wide * high <= most
+            and max(wide, high) <= MAX_RATIO * min(wide, high)
+        )
+        if not fits:
+            whole = self.side * self.token_pixels
+            raise RequestError(
+                f"the model {self.name!r} cannot make {width}x{height} pixels: sides are multiples of "
+                f"{patch}, one at most {MAX_RATIO:g} times the other, with no more pixels than "
+                f"{whole}x{whole}; ask for such a size",
+                field="size",
+            )
+        return self.unit * high, self.unit * wide
+
+    def start(self, rows: int = 0, columns: int = 0) -> list[int]:
+        """Return what starts an image: its mark, and a Lumina's tokens of its height and width.
+
+        All that a Lumina's row without a prompt sees.
+        """
+        sizes = [self.ids.grid + side // self.unit for side in (rows, columns)]
+        return (
+            [self.ids.image_start, *sizes] if self.variant == "lumina" else [self.ids.image_start]
+        )
+
+
+#: LANTERN's command line for Anole; Lumina-mGPT's README. Both filter by top-k 2000 of the codes.
+DEFAULTS: dict[Variant, ModelDefaults] = {
+    "anole": ModelDefaults(
+        sampling=Sampling(cfg_scale=3.0, top_k=2000), static_tree=NAIVE_EXTEND_57
+    ),
+    "lumina": ModelDefaults(sampling=Sampling(cfg_scale=4.0, top_k=2000), static_tree=MC_SIM_7B_63),
+}

@@ -21,15 +21,19 @@ from lantern_accel.checkpoints.layouts import (
 from lantern_accel.checkpoints.weights import Checkpoint, has_weights, open_checkpoint
 from lantern_accel.errors import CheckpointError, show
 from lantern_accel.families.base import OTHER_DRAFTER, Found, Parts
-from lantern_accel.families.chameleon.drafter import ChameleonDrafterConfig
 from lantern_accel.families.chameleon.layouts import (
     SIGNATURES,
     VQ_PREFIX,
     block_sizes,
     chameleon_vq_config,
 )
-from lantern_accel.families.chameleon.manifest import DEFAULTS, ChameleonManifest, Variant
-from lantern_accel.families.chameleon.model import ChameleonConfig
+from lantern_accel.families.chameleon.model import (
+    DEFAULTS,
+    ChameleonConfig,
+    ChameleonDrafterConfig,
+    ChameleonManifest,
+    Variant,
+)
 from lantern_accel.families.chameleon.text import ChameleonIds, ids_from_vocabulary
 from lantern_accel.families.image_tokenizer import check_codebook, tokenizer_names, vq_sizes
 from lantern_accel.families.keys import check_usual, layout_of, open_model

@@ -39,10 +39,9 @@ def grid_of(width: int, height: int, whose: str) -> Grid:
     sides = width, height
     columns, rows = (side // PIXELS for side in sides)
     if any(side % PIXELS or side < PIXELS for side in sides):
-        near = [max(round(side / PIXELS), 1) * PIXELS for side in sides]
         raise RequestError(
-            f"{whose} generates sizes that are multiples of {PIXELS} pixels, not {width}x{height}; "
-            f"{near[0]}x{near[1]} would do",
+            f"{whose} generates sizes that are multiples of {PIXELS} pixels, not {width}x{height}; ask "
+            "for such a size",
             field="size",
         )
     return rows, columns

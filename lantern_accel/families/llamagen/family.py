@@ -26,10 +26,15 @@ from lantern_accel.families.base import (
 from lantern_accel.families.image_tokenizer import VQFamily
 from lantern_accel.families.keys import load_float
 from lantern_accel.families.llamagen import official
-from lantern_accel.families.llamagen.drafter import DrafterConfig, LlamaGenDrafter
 from lantern_accel.families.llamagen.features import FeatureFile
-from lantern_accel.families.llamagen.manifest import LlamaGenManifest
-from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT, llamagen_config
+from lantern_accel.families.llamagen.model import (
+    DrafterConfig,
+    LlamaGenConfig,
+    LlamaGenDrafter,
+    LlamaGenGPT,
+    LlamaGenManifest,
+    llamagen_config,
+)
 from lantern_accel.families.llamagen.t5 import T5Text, encoder_parameters
 from lantern_accel.families.llamagen.taught import Taught
 from lantern_accel.families.llamagen.text import TextEncoder, WordText

@@ -1,4 +1,4 @@
-"""The LlamaGen GPT: class- and text-conditional autoregressive models of VQ tokens, and their sizes.
+"""The LlamaGen GPT, class- or text-conditional, its drafter and its manifest.
 
 Source: FoundationVision/LlamaGen ce98ec4, arXiv 2406.06525. The caption or class becomes a prefix of
 ``prefix_length`` positions; image token ``n`` then sits at grid cell ``n`` in raster order. B and L are
@@ -15,12 +15,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.device.plan import Stack
+from lantern_accel.device.plan import DraftStack, Stack
+from lantern_accel.families.llamagen.text import TextEncoderConfig
+from lantern_accel.families.manifest import Manifest, check_codes
 from lantern_accel.families.target import TrunkTarget
 from lantern_accel.nn.decoder import Decoder
+from lantern_accel.nn.drafter import EagleDrafter, EagleSizes
 from lantern_accel.nn.rotary import GridNetwork
 from lantern_accel.nn.sizes import GridSizes
-from lantern_accel.nn.transformer import REFERENCE, Projection, plan_blocks
+from lantern_accel.nn.transformer import REFERENCE, Projection, RMSNorm, plan_blocks
+from lantern_accel.nn.vq import VQConfig
 
 
 class LlamaGenConfig(GridSizes):
@@ -146,3 +150,90 @@ def llamagen_config(size: str, pixels: int, *, text: bool = False) -> LlamaGenCo
         conditioning="text" if text else "class",
         prefix_length=120 if text else 1,
     )
+
+
+class DrafterConfig(EagleSizes, GridSizes):
+    """Sizes of an EAGLE drafter for a LlamaGen target."""
+
+    same = ("dim", "vocab_size", "grid", "prefix_length")
+    ffn_dim: int = Field(ge=1)
+    vocab_size: int = Field(ge=2)
+    grid: int = Field(ge=1)
+    prefix_length: int = Field(ge=0, description="the target's prefix length less one")
+    norm_eps: float = 1e-6
+
+    @property
+    def decoder(self) -> Decoder:
+        return Decoder.of(self, input_norm=False)
+
+    @classmethod
+    def of_target(cls, target: LlamaGenConfig) -> dict[str, object]:
+        own = {"ffn_dim": target.hidden_dim, "prefix_length": target.prefix_length - 1}
+        return super().of_target(target) | own
+
+
+class LlamaGenDrafter(GridNetwork, EagleDrafter):
+    """The EAGLE drafter of a LlamaGen target, with a table of codes of its own; one block as published.
+
+    Source: jadohu/LANTERN: no norm before attention in the first block, no final norm; the target's head
+    reads its output. Its rotary tables have one prefix row fewer than the target's.
+    """
+
+    sizes = DrafterConfig
+    config: DrafterConfig
+
+    def __init__(self, config: DrafterConfig, *, ops: TensorOps = REFERENCE) -> None:
+        super().__init__(config, ops)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.dim)
+        self.make_layers()
+        self.place_tables(self.embed_tokens.weight.device)
+
+    @property
+    def stack(self) -> DraftStack | None:
+        blocks = plan_blocks(self.layers)
+        if blocks is None:
+            return None
+        norms = tuple(norm.to_plan() for norm in self.tap_norms if isinstance(norm, RMSNorm))
+        fuse = None if self.fuse is None else self.fuse.to_plan()
+        return DraftStack(self.embed_tokens.weight, norms, fuse, self.fc.to_plan(), blocks)
+
+    def embed(self, codes: Tensor) -> Tensor:
+        return F.embedding(codes, self.embed_tokens.weight)
+
+    def embed_prompt(self, condition: Tensor | None, features: Tensor, length: int) -> Tensor:
+        """Embed code 0 for every position: nothing of the condition is read."""
+        shape = (features.shape[0], length)
+        return self.embed(torch.zeros(shape, dtype=self.ops.index, device=features.device))
+
+
+class LlamaGenManifest(Manifest):
+    """``model.json`` of LlamaGen's family."""
+
+    family: Literal["llamagen"] = "llamagen"
+    target: LlamaGenConfig
+    drafter: DrafterConfig | None = None
+    text: TextEncoderConfig | None = None
+    vq: VQConfig
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> LlamaGenManifest:
+        t = self.target
+        check_codes(self.vq.codebook_size, t.vocab_size)
+        if self.text is not None and (self.text.dim, self.text.prefix_length) != (
+            t.caption_dim,
+            t.prefix_length,
+        ):
+            raise ValueError(
+                f"the text encoder gives {self.text.prefix_length} x {self.text.dim} features, the "
+                f"target takes {t.prefix_length} x {t.caption_dim}"
+            )
+        return self
+
+    @property
+    def conditioning(self) -> Literal["class", "text"]:
+        return self.target.conditioning
+
+    @property
+    def image_size(self) -> int:
+        """Side of an image in pixels."""
+        return self.target.grid * self.vq.downsample

@@ -20,9 +20,13 @@ from lantern_accel.errors import CheckpointError
 from lantern_accel.families import keys
 from lantern_accel.families.base import Found, Parts
 from lantern_accel.families.image_tokenizer import check_codebook, vq_sizes
-from lantern_accel.families.llamagen.drafter import DrafterConfig
-from lantern_accel.families.llamagen.manifest import LlamaGenManifest
-from lantern_accel.families.llamagen.model import SHAPES, LlamaGenConfig, llamagen_config
+from lantern_accel.families.llamagen.model import (
+    SHAPES,
+    DrafterConfig,
+    LlamaGenConfig,
+    LlamaGenManifest,
+    llamagen_config,
+)
 from lantern_accel.families.published import ModelEntry
 from lantern_accel.families.registry import ask_for_name, entries_like, list_published, parts_of
 from lantern_accel.nn.vq import VQConfig

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from lantern_accel.families.chameleon import layouts
-from lantern_accel.families.chameleon.drafter import ChameleonDrafterConfig
 from lantern_accel.families.chameleon.family import ChameleonFamily, ChameleonText
+from lantern_accel.families.chameleon.model import ChameleonDrafterConfig
 from lantern_accel.families.lumina2 import official
 from lantern_accel.families.lumina2.model import (
     DEFAULTS,

@@ -10,8 +10,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from lantern_accel.errors import RequestError
-from lantern_accel.families.chameleon.manifest import ChameleonManifest
-from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
+from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT, ChameleonManifest
 from lantern_accel.families.lumina2.text import UNIT, Lumina2Ids
 from lantern_accel.nn.movq import MoVQConfig
 from lantern_accel.strategy.choose import ModelDefaults

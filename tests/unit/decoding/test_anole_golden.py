@@ -21,8 +21,12 @@ from torch import Tensor
 
 from lantern_accel.checkpoints.loading import fill
 from lantern_accel.checkpoints.weights import Checkpoint, HeldFile
-from lantern_accel.families.chameleon.drafter import ChameleonDrafter, ChameleonDrafterConfig
-from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
+from lantern_accel.families.chameleon.model import (
+    ChameleonConfig,
+    ChameleonDrafter,
+    ChameleonDrafterConfig,
+    ChameleonGPT,
+)
 from lantern_accel.families.chameleon.text import ChameleonIds
 from lantern_accel.families.tokenizer import left_pad
 from lantern_accel.strategy.rules import Exact, Lantern, LanternPP

@@ -15,8 +15,12 @@ from torch.testing import assert_close
 
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.sampling import guide
-from lantern_accel.families.chameleon.drafter import ChameleonDrafter, ChameleonDrafterConfig
-from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
+from lantern_accel.families.chameleon.model import (
+    ChameleonConfig,
+    ChameleonDrafter,
+    ChameleonDrafterConfig,
+    ChameleonGPT,
+)
 from lantern_accel.families.tokenizer import left_pad
 from lantern_accel.strategy.rules import Lantern, LanternPP
 from lantern_accel.strategy.trees import parse_drafts

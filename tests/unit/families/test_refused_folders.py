@@ -313,7 +313,7 @@ REQUESTS: list[tuple[str, dict[str, Any], type[LanternError], str | None, str]] 
     ("lumina2", {"prompt": TWO}, R, None, "asks for two panels of 512x1024"),
     ("lumina2", {"size": (12, 8)}, R, "size", "multiples of 8"),
     ("lumina2", {"size": (40, 8)}, R, "size", "one at most 4 times the other"),
-    ("lumina2", {"size": (1600, 1600)}, R, "size", "would do"),
+    ("lumina2", {"size": (1600, 1600)}, R, "size", "no more pixels"),
     ("official", {"negative_prompt": "<|visual token 000001|>"}, R, None, "reads as a token"),
     ("official", {"size": (11, 10)}, R, "size", "sides are multiples of 2"),
     ("official", {"size": (60, 60)}, R, "size", "with fewer than 512 tokens"),

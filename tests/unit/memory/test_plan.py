@@ -20,8 +20,7 @@ from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.device.preferences import Preferences
 from lantern_accel.errors import BackendError, RequestError, StrategyError
-from lantern_accel.families.llamagen.manifest import LlamaGenManifest
-from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
+from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT, LlamaGenManifest
 from lantern_accel.families.registry import entry, family
 from lantern_accel.memory.footprint import Footprint, LiveBytes, measure
 from lantern_accel.memory.plan import Planner, parse_size, planner_for

@@ -6,8 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from lantern_accel.families.chameleon.model import ChameleonConfig
-from lantern_accel.families.llamagen.drafter import DrafterConfig
-from lantern_accel.families.llamagen.model import LlamaGenConfig
+from lantern_accel.families.llamagen.model import DrafterConfig, LlamaGenConfig
 from lantern_accel.families.llamagen.text import TextEncoderConfig
 from lantern_accel.families.prompted_drafter import PromptedDrafterConfig
 from lantern_accel.nn.sizes import Sizes

@@ -19,8 +19,7 @@ import lantern_accel
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import DataError, ModelError, RequestError
 from lantern_accel.families.base import Parts
-from lantern_accel.families.llamagen.drafter import DrafterConfig
-from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
+from lantern_accel.families.llamagen.model import DrafterConfig, LlamaGenConfig, LlamaGenGPT
 from lantern_accel.families.registry import family
 from lantern_accel.progress import Progress
 from lantern_accel.training.anymodel import ModelFeatures, run_model_drafter

@@ -13,9 +13,12 @@ from torch import nn
 
 from lantern_accel.errors import DataError
 from lantern_accel.families.keys import load_float
-from lantern_accel.families.llamagen.drafter import DrafterConfig
-from lantern_accel.families.llamagen.manifest import LlamaGenManifest
-from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
+from lantern_accel.families.llamagen.model import (
+    DrafterConfig,
+    LlamaGenConfig,
+    LlamaGenGPT,
+    LlamaGenManifest,
+)
 from lantern_accel.families.llamagen.text import TextEncoder, TextEncoderConfig
 from lantern_accel.files import read_json_file, write_json
 from lantern_accel.nn.vq import VQConfig, VQModel

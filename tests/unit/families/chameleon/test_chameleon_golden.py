@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 import lantern_accel
 from lantern_accel.decoding.rows import prefix_positions
-from lantern_accel.families.chameleon.drafter import ChameleonDrafter, ChameleonDrafterConfig
+from lantern_accel.families.chameleon.model import ChameleonDrafter, ChameleonDrafterConfig
 from lantern_accel.families.chameleon.text import image_token_name
 from lantern_accel.families.tokenizer import left_pad
 from lantern_accel.generation.pipeline import Pipeline

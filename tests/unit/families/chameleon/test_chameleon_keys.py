@@ -25,9 +25,13 @@ from torch.testing import assert_close
 
 from lantern_accel.checkpoints.weights import Checkpoint, HeldFile
 from lantern_accel.errors import CheckpointError
-from lantern_accel.families.chameleon.drafter import ChameleonDrafter, ChameleonDrafterConfig
 from lantern_accel.families.chameleon.layouts import SIGNATURES, check_norm
-from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
+from lantern_accel.families.chameleon.model import (
+    ChameleonConfig,
+    ChameleonDrafter,
+    ChameleonDrafterConfig,
+    ChameleonGPT,
+)
 from lantern_accel.families.keys import layout_of
 
 CONFIG = ChameleonConfig(

@@ -18,7 +18,7 @@ from support.chameleon import (
 
 from lantern_accel.errors import CheckpointError, ModelError
 from lantern_accel.families.base import Found
-from lantern_accel.families.chameleon.manifest import ChameleonManifest
+from lantern_accel.families.chameleon.model import ChameleonManifest
 from lantern_accel.models.locate import find_model
 
 

@@ -22,11 +22,9 @@ from lantern_accel.files import cache_dir, write_whole
 Reporter = Callable[[str], None]
 #: How long the Hub may take to answer at all.
 REACH_SECONDS = 10
-#: Where a part is found next to a model's own files (its entry's ``config`` may add a ``folder``),
-#: and the option that names it elsewhere.
-SIDE_FILES = {"model": "", "vq": "", "drafter": "/drafter", "text": "/t5-ckpt"}
+#: The option that names a part, up to its path; a model is named with it, since files may not say it.
 _OPTIONS = {
-    "model": "--model ",
+    "model": "--model {}=",
     "vq": "--use vq=",
     "drafter": "--use drafter=",
     "text": "--use text-encoder=",
@@ -151,24 +149,17 @@ def _how_to_get(error: Absent, wanted: list[ModelEntry]) -> FetchError:
 
     Several of the files have the same name, so that one folder for all would lose some.
     """
-    model = wanted[0]
-    together = model.kind == "model" and not at_hand(model)
-    steps, named, total = list[str](), list[str](), 0
-    for one in wanted:
-        if not together and at_hand(one):
-            continue
-        near = SIDE_FILES[one.kind] + one.config.get("folder", "")
-        home = f"models/{model.name}{near}" if together else f"models/{one.name}"
-        files = " ".join(file.path for file in one.files)
-        steps.append(f"hf download {one.repo} {files} --local-dir {home}")
-        if not together:
-            named.append(f"{_OPTIONS[one.kind]}{home}")
-        total += one.nbytes
-    named = [f"--model models/{model.name}"] if together else named
-    commands = "".join(f"\n  {step}" for step in steps)
+    absent = [one for one in wanted if not at_hand(one)]
+    size = decimal(sum(one.nbytes for one in absent))
+    commands = "".join(
+        f"\n  hf download {one.repo} {' '.join(file.path for file in one.files)} "
+        f"--local-dir models/{one.name}"
+        for one in absent
+    )
+    named = " ".join(f"{_OPTIONS[one.kind].format(one.name)}models/{one.name}" for one in absent)
     return FetchError(
-        f"{model.name} ({decimal(total)}) is not here and cannot be fetched ({error}). Where there is "
-        f"a network, run:{commands}\nThen copy the folder models here and add {' '.join(named)}"
+        f"{wanted[0].name} ({size}) is not here and cannot be fetched ({error}). Where there is a "
+        f"network, run:{commands}\nThen copy the folder models here and add {named}"
     )
 
 

@@ -8,14 +8,11 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 import torch
-from support.chameleon import write_anole
 from support.official import (
     drafter_config,
     drafter_weights,
     gpt_weights,
-    text_folder,
     vq_weights,
-    write_drafter,
 )
 
 from lantern_accel.errors import ModelError
@@ -86,14 +83,16 @@ def test_without_network_and_cache_everything_that_is_missing_is_named() -> None
     text = str(caught.value)
     first, *commands, last = text.splitlines()
     assert "llamagen-t2i-stage1 (15.0 GB) is not here" in first and "HF_HUB_OFFLINE is set" in first
-    home = "--local-dir models/llamagen-t2i-stage1"
-    assert commands[:2] == [
-        f"  hf download peizesun/llamagen_t2i t2i_XL_stage1_256.pt {home}",
-        f"  hf download peizesun/llamagen_t2i vq_ds16_t2i.pt {home}",
-    ]
-    for command, part in zip(commands[2:], ("drafter", "t5-ckpt"), strict=True):
-        assert command.startswith("  hf download ") and command.endswith(f"{home}/{part}")
-    assert last.endswith("--model models/llamagen-t2i-stage1")
+    used = {
+        "vq": "llamagen-vq-ds16-t2i",
+        "drafter": "llamagen-drafter",
+        "text-encoder": "flan-t5-xl",
+    }
+    for command, name in zip(commands, ("llamagen-t2i-stage1", *used.values()), strict=True):
+        assert command.startswith(f"  hf download {entry(name).repo} {entry(name).files[0].path}")
+        assert command.endswith(f"--local-dir models/{name}")
+    options = " ".join(f"--use {part}=models/{name}" for part, name in used.items())
+    assert last.endswith(f"--model llamagen-t2i-stage1=models/llamagen-t2i-stage1 {options}")
     assert not said, "nothing is fetched, so nothing is announced"
     with pytest.raises(ModelError) as caught:
         find_model("llamagen-t2i-stage1", named_parts(drafter="none", embeddings="x.npz"))
@@ -120,19 +119,6 @@ def test_where_the_model_is_at_hand_its_missing_parts_are_named_with_their_optio
     assert "t2i_XL_stage1_256.pt" not in text and "--model" not in text
     assert "\n  hf download jadohu" in text
     assert "add --use vq=models/llamagen-vq-ds16-t2i" in text
-
-
-def test_the_folders_that_are_told_are_those_that_are_searched(tmp_path: Path) -> None:
-    folder = text_folder(tmp_path / "models" / "llamagen-t2i-stage1")
-    home = Path(f"{folder}{hub.SIDE_FILES['drafter']}")
-    write_drafter(home, drafter_weights(), drafter_config("t2i"))
-    encoder = Path(f"{folder}{hub.SIDE_FILES['text']}")
-    encoder.mkdir()
-    (encoder / "config.json").write_text('{"model_type": "t5", "d_model": 24}')
-    files = find_model(folder).files
-    assert (files["drafter"], files["t5"]) == (home, encoder)
-    anole = write_anole(tmp_path / "models" / "anole-7b", layout="original")
-    assert find_model(anole).files["drafter"] == Path(f"{anole}{hub.SIDE_FILES['drafter']}")
 
 
 def test_a_network_that_is_not_there_is_told_without_trying_again(

@@ -20,9 +20,8 @@ from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.manifest import TokenManifest
 from lantern_accel.families.target import TrunkTarget
-from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.drafter import EagleDrafter, EagleSizes
-from lantern_accel.nn.transformer import REFERENCE, HeadNorms, Norms
+from lantern_accel.nn.transformer import REFERENCE, Decoder, HeadNorms, Norms
 
 #: How many numbers of its target's table a drafter keeps to know it by, and of which row: the middle one.
 MARK = 8

@@ -11,10 +11,9 @@ from torch.nn import functional as F
 
 from lantern_accel.decoding.rows import Allowed
 from lantern_accel.device.plan import Stack
-from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.draft_head import DraftHead
 from lantern_accel.nn.rotary import RotaryNetwork
-from lantern_accel.nn.transformer import Pass, Projection, RMSNorm
+from lantern_accel.nn.transformer import Decoder, Pass, Projection, RMSNorm
 
 
 class TrunkTarget(RotaryNetwork):

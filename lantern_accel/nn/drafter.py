@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from lantern_accel.device.plan import DraftStack
-from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.rotary import RotaryNetwork
 from lantern_accel.nn.sizes import Sizes
-from lantern_accel.nn.transformer import Pass, Projection, RMSNorm
+from lantern_accel.nn.transformer import Decoder, Pass, Projection, RMSNorm
 
 
 class EagleSizes(Sizes):

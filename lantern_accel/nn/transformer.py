@@ -1,4 +1,4 @@
-"""The decoder block that all families' targets and drafters share.
+"""The trunk of Llama-like models that all families' targets and drafters share, by its description.
 
 Source of the plain block: FoundationVision/LlamaGen ``autoregressive/models/gpt.py``; jadohu/LANTERN for
 the drafter.
@@ -7,6 +7,8 @@ the drafter.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import torch
@@ -138,35 +140,101 @@ class HeadRMSNorm(nn.Module):
         return y.to(x.dtype) * self.weight
 
 
-class Attention(nn.Module):
-    """Self-attention whose query heads may share keys and values; rows of ``wqkv`` are q, k, v.
+@dataclass(frozen=True)
+class Decoder:
+    """What tells the trunk of one Llama-like model from another's: a family fills it in.
 
-    The cache holds keys and values once a group. ``bias``: queries, keys and values have one;
-    ``head_norm``: how queries and keys are normalised before they are rotated, by ``eps`` where it is by
-    a root mean square. ``residual``: what the result is added to, where there is something.
+    ``kv_heads``: heads of keys and values, each of which serves ``heads / kv_heads`` neighbouring query
+    heads. ``hidden``: width of the feed-forward. ``bias``: queries, keys and values have one.
+    ``head_norm``: how queries and keys are normalised, head by head, before they are rotated; by ``eps``
+    where it is by a root mean square. ``input_norm``: the first block has a norm before attention, as all
+    others; that of LlamaGen's drafter has none. Which pairs of a head turn, and by which of several
+    positions, is in the rotary tables (:mod:`lantern_accel.nn.rotary`). Whether a checkpoint keeps gate
+    and up apart is its key layout's.
     """
 
-    def __init__(
+    dim: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    eps: float
+    bias: bool = False
+    head_norm: HeadNorms = "none"
+    norms: Norms = "before"
+    input_norm: bool = True
+
+    @classmethod
+    def of(cls, sizes: Any, hidden: int = 0, **special: Any) -> Decoder:
+        """Return the trunk of a network; ``special``: what tells it from a plain one.
+
+        ``sizes``: the configuration; ``hidden``: numbers between the two matrices, 0: its ``ffn_dim``.
+        """
+        return cls(
+            dim=sizes.dim,
+            layers=sizes.n_layer,
+            heads=sizes.n_head,
+            kv_heads=sizes.kv_heads,
+            head_dim=sizes.head_dim,
+            hidden=hidden or sizes.ffn_dim,
+            eps=sizes.norm_eps,
+            **special,
+        )
+
+    @classmethod
+    def plain(
+        cls, dim: int, heads: int, hidden: int, eps: float, layers: int = 1, **special: Any
+    ) -> Decoder:
+        """Return a trunk whose heads share nothing; ``special`` as in :meth:`of`."""
+        return cls(dim, layers, heads, heads, dim // heads, hidden, eps, **special)
+
+    @property
+    def groups(self) -> int:
+        """Query heads that share one head of keys and values."""
+        return self.heads // self.kv_heads
+
+    def blocks(self) -> nn.ModuleList:
+        """Build the blocks."""
+        return nn.ModuleList(Block(self, layer == 0) for layer in range(self.layers))
+
+    def run(
         self,
-        dim: int,
-        heads: int,
-        *,
-        kv_heads: int = 0,
-        head_dim: int = 0,
-        bias: bool = False,
-        head_norm: HeadNorms = "none",
-        eps: float = HEAD_NORM_EPS,
-    ) -> None:
+        ops: TensorOps,
+        blocks: nn.ModuleList,
+        x: Tensor,
+        at: Pass,
+        norm: RMSNorm | None = None,
+        taps: Sequence[int] = (),
+    ) -> Tensor:
+        """Run the blocks on ``x [R, T, D]`` (:meth:`TensorOps.trunk`).
+
+        Query heads of a group become further queries of their one head: no device has to know of groups.
+        """
+        if self.groups > 1 and at.cache is not None:
+            assert at.mask is not None
+            mask = at.mask.unsqueeze(3).expand(-1, -1, -1, self.groups, -1).flatten(2, 3)
+            at = replace(at, mask=mask)
+        return ops.trunk(blocks, x, at, taps, norm)
+
+
+class Attention(nn.Module):
+    """Self-attention of a described trunk; rows of ``wqkv`` are q, k, v.
+
+    The cache holds keys and values once a group. ``residual``: what the result is added to, where there
+    is something.
+    """
+
+    def __init__(self, one: Decoder) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.biased = heads, kv_heads or heads, bias
-        d = head_dim or dim // heads
-        self.wqkv = Projection(dim, (heads + 2 * self.kv_heads) * d, bias=bias)
-        self.wo = Projection(heads * d, dim, bias=False)
+        self.heads, self.kv_heads, self.biased = one.heads, one.kv_heads, one.bias
+        turned, d = one.heads + one.kv_heads, one.head_dim
+        self.wqkv = Projection(one.dim, (turned + one.kv_heads) * d, bias=one.bias)
+        self.wo = Projection(one.heads * d, one.dim, bias=False)
         self.qk_norm: HeadNorm | HeadRMSNorm | None = None
-        if head_norm != "none":
-            turned = heads + self.kv_heads
-            rms = head_norm == "rms"
-            self.qk_norm = HeadRMSNorm(turned, d, eps) if rms else HeadNorm(turned, d)
+        if one.head_norm != "none":
+            rms = one.head_norm == "rms"
+            self.qk_norm = HeadRMSNorm(turned, d, one.eps) if rms else HeadNorm(turned, d)
 
     def forward(
         self,
@@ -220,32 +288,19 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a gated feed-forward, each added to what it read.
+    """Attention and a gated feed-forward, each added to what it read; ``first``: of its trunk."""
 
-    ``norms``: where they stand; ``input_norm``: there is one before attention, which the first block of
-    LlamaGen's drafter lacks. For the rest see :class:`Attention`.
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        heads: int,
-        hidden: int,
-        eps: float,
-        *,
-        norms: Norms = "before",
-        input_norm: bool = True,
-        **attention: Any,
-    ) -> None:
+    def __init__(self, one: Decoder, first: bool) -> None:
         super().__init__()
-        self.norms = norms
-        self.attention_norm = RMSNorm(dim, eps) if input_norm else None
-        self.attention = Attention(dim, heads, eps=eps, **attention)
-        self.ffn_norm = RMSNorm(dim, eps)
-        self.feed_forward = FeedForward(dim, hidden)
-        if norms == "both":
-            self.attention_post_norm = RMSNorm(dim, eps)
-            self.ffn_post_norm = RMSNorm(dim, eps)
+        self.norms = one.norms
+        given = one.input_norm or not first
+        self.attention_norm = RMSNorm(one.dim, one.eps) if given else None
+        self.attention = Attention(one)
+        self.ffn_norm = RMSNorm(one.dim, one.eps)
+        self.feed_forward = FeedForward(one.dim, one.hidden)
+        if one.norms == "both":
+            self.attention_post_norm = RMSNorm(one.dim, one.eps)
+            self.ffn_post_norm = RMSNorm(one.dim, one.eps)
 
     @property
     def plain(self) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lantern_accel.decoding.trees import topology_of
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.kv_cache import Pass
-from lantern_accel.nn.transformer import Block, RMSNorm, pack
+from lantern_accel.nn.transformer import Block, Decoder, RMSNorm, pack
 from lantern_accel.strategy.trees import TreeTables, parse_drafts, tree_paths
 from lantern_accel.testing.attention import attention_of
 from lantern_accel.testing.result import Compared, Measured, doing
@@ -28,9 +28,7 @@ OPERATIONS = 8
 def _blocks(heads: int, width: int, hidden: int, eps: float, first: bool) -> nn.ModuleList:
     """Build seeded blocks in float32; ``first``: the first has a norm before attention."""
     dim = heads * width
-    blocks = nn.ModuleList(
-        Block(dim, heads, hidden, eps, input_norm=first or layer > 0) for layer in range(LAYERS)
-    )
+    blocks = Decoder.plain(dim, heads, hidden, eps, LAYERS, input_norm=first).blocks()
     for number, weight in enumerate(blocks.parameters()):
         drawn = normal(number, *weight.shape)
         made = drawn * weight.shape[-1] ** -0.5 if weight.dim() > 1 else 1 + 0.2 * drawn

@@ -25,11 +25,10 @@ from lantern_accel.errors import RequestError
 from lantern_accel.families.chameleon.text import ChameleonIds
 from lantern_accel.families.manifest import TokenManifest
 from lantern_accel.families.target import TrunkTarget
-from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.drafter import EagleDrafter, EagleSizes
 from lantern_accel.nn.rotary import RotaryNetwork
 from lantern_accel.nn.sizes import LlamaSizes
-from lantern_accel.nn.transformer import REFERENCE, Pass, Projection, dense_visible
+from lantern_accel.nn.transformer import REFERENCE, Decoder, Pass, Projection, dense_visible
 from lantern_accel.nn.vq import VQConfig
 from lantern_accel.strategy.choose import ModelDefaults
 from lantern_accel.strategy.trees import MC_SIM_7B_63, NAIVE_EXTEND_57

@@ -23,8 +23,8 @@ from lantern_accel.families.chameleon.model import ChameleonConfig, CodeNetwork
 from lantern_accel.families.emu3.text import Emu3Ids, Variant
 from lantern_accel.families.prompted_drafter import PromptedDrafter, PromptedManifest
 from lantern_accel.families.target import TrunkTarget
-from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.movq import MoVQConfig
+from lantern_accel.nn.transformer import Decoder
 from lantern_accel.nn.vq import VQConfig
 from lantern_accel.strategy.choose import ModelDefaults
 from lantern_accel.strategy.values import Sampling

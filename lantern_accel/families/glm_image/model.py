@@ -20,10 +20,9 @@ from lantern_accel.families.glm_image.grids import PIXELS, SMALL, Grid, grid_of,
 from lantern_accel.families.manifest import TokenIds
 from lantern_accel.families.prompted_drafter import PromptedManifest
 from lantern_accel.families.target import TrunkTarget
-from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.rotary import rotary_table
 from lantern_accel.nn.sizes import LlamaSizes, Sizes
-from lantern_accel.nn.transformer import REFERENCE, Projection
+from lantern_accel.nn.transformer import REFERENCE, Decoder, Projection
 from lantern_accel.strategy.choose import ModelDefaults
 from lantern_accel.strategy.values import Sampling
 

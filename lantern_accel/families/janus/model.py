@@ -20,9 +20,8 @@ from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.janus.text import JanusIds, Variant
 from lantern_accel.families.prompted_drafter import PromptedManifest
 from lantern_accel.families.target import TrunkTarget
-from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.sizes import LlamaSizes, SquareSizes
-from lantern_accel.nn.transformer import REFERENCE, Projection
+from lantern_accel.nn.transformer import REFERENCE, Decoder, Projection
 from lantern_accel.nn.vq import VQConfig
 from lantern_accel.strategy.choose import ModelDefaults
 from lantern_accel.strategy.values import Sampling

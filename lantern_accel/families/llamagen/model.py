@@ -19,11 +19,10 @@ from lantern_accel.device.plan import DraftStack, Stack
 from lantern_accel.families.llamagen.text import TextEncoderConfig
 from lantern_accel.families.manifest import Manifest, check_codes
 from lantern_accel.families.target import TrunkTarget
-from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.drafter import EagleDrafter, EagleSizes
 from lantern_accel.nn.rotary import GridNetwork
 from lantern_accel.nn.sizes import GridSizes
-from lantern_accel.nn.transformer import REFERENCE, Projection, RMSNorm, plan_blocks
+from lantern_accel.nn.transformer import REFERENCE, Decoder, Projection, RMSNorm, plan_blocks
 from lantern_accel.nn.vq import VQConfig
 
 

@@ -21,7 +21,7 @@ from lantern_accel.families.base import TextSource
 from lantern_accel.families.llamagen.taught import Taught
 from lantern_accel.families.llamagen.words import normalise
 from lantern_accel.nn.sizes import Sizes
-from lantern_accel.nn.transformer import REFERENCE, Block, Pass, RMSNorm
+from lantern_accel.nn.transformer import REFERENCE, Decoder, Pass, RMSNorm
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -55,10 +55,9 @@ class TextEncoder(nn.Module):
         self.ops = ops
         self.words = nn.Embedding(config.vocab_size, config.dim)
         self.positions = nn.Embedding(config.prefix_length, config.dim)
-        self.layers = nn.ModuleList(
-            Block(config.dim, config.n_head, 2 * config.dim, config.norm_eps)
-            for _ in range(config.n_layer)
-        )
+        one = config
+        plain = Decoder.plain(one.dim, one.n_head, 2 * one.dim, one.norm_eps, one.n_layer)
+        self.layers = plain.blocks()
         self.norm = RMSNorm(config.dim, config.norm_eps)
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:

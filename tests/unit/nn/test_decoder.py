@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.rotary import rotary_table
-from lantern_accel.nn.transformer import REFERENCE, HeadNorms, Norms, Pass, plan_blocks
+from lantern_accel.nn.transformer import REFERENCE, Decoder, HeadNorms, Norms, Pass, plan_blocks
 
 CPU = torch.device("cpu")
 PLAIN = Decoder(dim=24, layers=2, heads=6, kv_heads=6, head_dim=4, hidden=20, eps=1e-5)

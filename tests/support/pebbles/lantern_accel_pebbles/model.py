@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lantern_accel.decoding.rows import Allowed
-from lantern_accel.nn.transformer import REFERENCE, Block, Projection, RMSNorm
+from lantern_accel.nn.transformer import REFERENCE, Decoder, Projection, RMSNorm
 
 #: Pixels along the side of a code.
 SIDE = 4
@@ -72,7 +72,7 @@ class Tabled(nn.Module):
 
 
 def blocks(c):
-    return nn.ModuleList(Block(c.dim, c.n_head, c.ffn_dim, 1e-5) for _ in range(c.n_layer))
+    return Decoder.plain(c.dim, c.n_head, c.ffn_dim, 1e-5, c.n_layer).blocks()
 
 
 class Target(Tabled):

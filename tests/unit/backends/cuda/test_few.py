@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lantern_accel.device.kv_cache import Pass
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.nn.transformer import Block, RMSNorm
+from lantern_accel.nn.transformer import Decoder, RMSNorm
 from lantern_accel_cuda import attention
 
 #: Multiprocessors with which inputs are shared among programs, and with which they are not.
@@ -153,7 +153,7 @@ def test_exact_gives_a_node_the_same_bits_in_steps_of_any_length(
     vars(backend).pop("choices")
     dim, heads = 32, 2
     torch.manual_seed(0)
-    blocks = torch.nn.ModuleList(Block(dim, heads, 16, EPS) for _ in range(1))
+    blocks = Decoder.plain(dim, heads, 16, EPS).blocks()
     head, x, angles = drawn(5, 16, dim), drawn(4, 1, 33, dim), drawn(3, 1, 33, 1, dim // heads // 2)
     found = []
     for nodes in lengths:
@@ -185,7 +185,7 @@ def test_a_stack_of_blocks_is_the_reference_s(
     monkeypatch.setattr(few, "_launch", lambda *given: served.append("few") or honest(*given))
     dim, heads, nodes = 32, 2, 3
     torch.manual_seed(0)
-    blocks = torch.nn.ModuleList(Block(dim, heads, 48, EPS) for _ in range(2))
+    blocks = Decoder.plain(dim, heads, 48, EPS, 2).blocks()
     mask = torch.ones(1, 1, nodes, 24, dtype=torch.bool).tril(5)
     angles = drawn(3, 1, nodes, 1, dim // heads // 2)
     found = []

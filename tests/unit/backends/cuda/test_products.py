@@ -7,7 +7,7 @@ import torch
 from support.cuda_double import doubled_backend
 
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.nn.transformer import Block, Pass, RMSNorm
+from lantern_accel.nn.transformer import Decoder, Pass, RMSNorm
 
 
 def test_a_product_is_added_where_the_residual_lies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +71,7 @@ def test_gradients_flow_where_they_are_wanted(monkeypatch: pytest.MonkeyPatch) -
 def test_states_between_blocks_stay_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     backend, _ = doubled_backend(monkeypatch)
     torch.manual_seed(0)
-    blocks = [Block(16, 2, 24, 1e-5).requires_grad_(False).eval() for _ in range(3)]
+    blocks = Decoder.plain(16, 2, 24, 1e-5, 3).blocks().requires_grad_(False).eval()
     x = torch.randn(2, 5, 16)
     at = Pass(torch.ones(1, 5, 1, 4), torch.zeros(1, 5, 1, 4))
     with torch.inference_mode():

@@ -113,12 +113,12 @@ def entry(name: str) -> ModelEntry:
     return known[name]
 
 
-#: How a repository of the Hub is written: with its address, or without.
+#: How a repository of the Hub is written, with its address or without: its id, a revision, a place in it.
 _HUB = re.compile(
-    r"^(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/|^hf:(?://)?", re.IGNORECASE
+    r"(?:https?://)?(?:www\.)?(?:(?:huggingface\.co|hf\.co)/|hf:/*)?([^/@?]+/[^/@?]+)"
+    r"(?:@([^/?]*)|/(?:tree|blob|resolve|raw)/([^/?]*))?(.*)",
+    re.IGNORECASE,
 )
-#: What follows a repository's name in an address: a folder, or a file, of a revision.
-_PLACES = ("tree", "blob", "resolve", "raw")
 
 
 def known_as(text: str) -> str:
@@ -131,24 +131,16 @@ def known_as(text: str) -> str:
     known = _by_name()
     if text.lower() in known:
         return text.lower()
-    parts = _HUB.sub("", text.strip()).partition("?")[0].strip("/").split("/")
-    if len(parts) < 2:
+    match = _HUB.fullmatch(text.strip().lower())
+    if match is None or not (held := [e for e in known.values() if e.repo.lower() == match[1]]):
         return text
-    repo, _, revision = parts[1].partition("@")
-    within, more = f"{parts[0]}/{repo}".lower(), parts[2:]
-    held = [one for one in known.values() if one.repo.lower() == within]
-    if not held:
-        return text
-    if more and more[0] in _PLACES:
-        revision, more = (more[1] if len(more) > 1 else ""), more[2:]
-    if revision not in ("", "main"):
+    revision = match[2] or match[3] or "main"
+    if revision != "main":
         raise ModelError(
             f"{text} names the revision {revision!r}, and published models are known as they are on "
             f"main; leave it out ({held[0].repo}), or download that revision and name its folder"
         )
-    below = "/".join(more).lower()
-    files = [one for one in held if any(f.path.lower().startswith(below) for f in one.files)]
-    held = files or held
+    held = [e for e in held if any(f.path.lower() in match[4] for f in e.files)] or held
     models = [one for one in held if one.kind == "model"] or held
     if len(models) > 1:
         names = ", ".join(one.name for one in models)

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lantern_accel.checkpoints.weights import shard_names
 from lantern_accel.errors import CheckpointError, LanternWarning, RequestError
 from lantern_accel.families.base import Adapt
 from lantern_accel.families.llamagen.captions import clean_caption
@@ -29,7 +28,7 @@ from lantern_accel.files import cache_dir, read_tensors, write_tensors
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-#: Bytes of every weight file that go into the encoder's hash.
+#: Bytes of every file that go into the encoder's hash.
 SAMPLE_BYTES = 1 << 16
 
 
@@ -43,19 +42,10 @@ def encoder_parameters(config: dict[str, Any]) -> int:
 
 
 def encoder_hash(folder: Path) -> str:
-    """Return a hash that tells encoders apart: configuration, tokenizer, a sample of the weights."""
+    """Return a hash that tells encoders apart: names, sizes and first bytes of a folder's files."""
     digest = hashlib.sha256()
-    for name in ("config.json", "tokenizer.json", "spiece.model"):
-        if (folder / name).is_file():
-            digest.update((folder / name).read_bytes())
-    for name in shard_names(folder)[0]:
-        path = folder / name
-        if not path.is_file():
-            raise CheckpointError(
-                f"the text encoder {folder} lacks {name}; fetch that file again (`lantern-accel models "
-                "check` names what is missing)"
-            )
-        digest.update(f"{name} {path.stat().st_size}\n".encode())
+    for path in sorted(one for one in folder.iterdir() if one.is_file()):
+        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
         with path.open("rb") as stream:
             digest.update(stream.read(SAMPLE_BYTES))
     return digest.hexdigest()[:16]

@@ -13,8 +13,6 @@ from torch.nn import functional as F
 from lantern_accel.errors import StrategyError
 from lantern_accel.files import read_tensors, write_tensors
 
-#: Codebooks up to this size are sorted whole: fast enough, and no value is looked at.
-SORTED = 4096
 #: Distances that are held at once, 2 MB; sorting them takes a few times as much.
 AT_ONCE = 2**18
 
@@ -43,11 +41,7 @@ def neighbour_table(codebook: Tensor, k: int) -> Tensor:
         distance -= 2 * part @ book.t()
         here = torch.arange(len(part))
         distance[here, start + here] = float("inf")
-        if size <= SORTED:
-            nearest = distance.sort(dim=-1, stable=True).indices[:, :k]
-        else:
-            nearest = _nearest(distance, k)
-        table[start : start + chunk] = nearest
+        table[start : start + chunk] = _nearest(distance, k)
     return table
 
 

@@ -8,15 +8,12 @@ codebook says which codes are alike.
 from __future__ import annotations
 
 import re
-import warnings
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from lantern_accel.checkpoints.layouts import explain_sizes, find_file, folder_json, read_json
 from lantern_accel.checkpoints.weights import Checkpoint, has_weights
-from lantern_accel.errors import CheckpointError, LanternWarning
+from lantern_accel.errors import CheckpointError
 from lantern_accel.families import keys
 from lantern_accel.families.base import Found, Parts
 from lantern_accel.families.glm_image.model import (
@@ -27,8 +24,6 @@ from lantern_accel.families.glm_image.model import (
     Marks,
 )
 from lantern_accel.families.published import ModelEntry
-from lantern_accel.strategy.choose import ModelDefaults
-from lantern_accel.strategy.values import Sampling
 
 TARGET_RULES: tuple[keys.Rule, ...] = (
     (r"^model\.language_model\.", ""),
@@ -89,11 +84,7 @@ def detect(path: Path, parts: Parts) -> Found[GlmImageManifest] | None:
     if parts.text is not None:
         homes = [parts.text / PROCESSOR, parts.text]
     text = find_file(homes, "tokenizer.json")
-    manifest = manifest_of(checkpoint, said, text)
-    asked = folder / "generation_config.json"
-    if asked.is_file():
-        manifest = manifest.model_copy(update={"defaults": defaults_of(read_json(asked), manifest)})
-    found = Found(manifest, {"target": home}, parts)
+    found = Found(manifest_of(checkpoint, said, text), {"target": home}, parts)
     if CODEBOOK in checkpoint:
         found.files["vq"] = home
     else:
@@ -156,29 +147,6 @@ def _target(checkpoint: Checkpoint, said: dict[str, Any]) -> GlmImageConfig:
         rotated=int(width * (rope.get("partial_rotary_factor") or 1.0)),
         sections=tuple(rope.get("mrope_section") or (8, 12, 12)),
     )
-
-
-def defaults_of(said: dict[str, Any], manifest: GlmImageManifest) -> ModelDefaults:
-    """Return the sampling that a generation_config.json asks for; a top-k of all codes is none.
-
-    What it leaves out is transformers' own, whose top-k of 50 is warned of.
-    """
-    if not said.get("do_sample", True):
-        return manifest.defaults
-    if "top_k" not in said:
-        warnings.warn(
-            "generation_config.json names no top_k, and transformers then takes 50: other codes are not "
-            "sampled; set top_k to 0 for all",
-            LanternWarning,
-            stacklevel=2,
-        )
-    top_k = said.get("top_k", 50) or 0
-    asked = {name: said.get(name) or 1.0 for name in ("temperature", "top_p")}
-    try:
-        sampling = Sampling(top_k=0 if top_k >= manifest.target.head_rows else top_k, **asked)
-    except ValidationError:
-        return manifest.defaults
-    return manifest.defaults.model_copy(update={"sampling": sampling})
 
 
 def read_marks(said: dict[str, object], tokenizer: Path | None) -> Marks:

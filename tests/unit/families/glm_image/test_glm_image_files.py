@@ -11,7 +11,7 @@ import torch
 from support.glm_image import write_glm_image
 
 import lantern_accel
-from lantern_accel.errors import CheckpointError, LanternWarning, RequestError
+from lantern_accel.errors import CheckpointError, RequestError
 from lantern_accel.memory.plan import planner_for
 from lantern_accel.models.locate import find_model
 from lantern_accel.strategy.values import Sampling
@@ -19,16 +19,8 @@ from lantern_accel.strategy.values import Sampling
 NO_PICTURES = "there are no images, the result is the prior's tokens"
 
 
-def test_sampling_is_what_the_folder_asks_for(tmp_path: Path) -> None:
-    folder = write_glm_image(tmp_path / "GLM-Image")
-    asked = folder / "vision_language_encoder" / "generation_config.json"
-    asked.write_text('{"do_sample": true, "temperature": 0.7}')
-    # A file that says nothing of top-k gets transformers' own, and that is said.
-    with pytest.warns(LanternWarning, match="names no top_k"):
-        found = find_model(folder)
-    assert found.manifest.defaults.sampling == Sampling(temperature=0.7, top_k=50)
-    asked.unlink()
-    found = find_model(folder / "vision_language_encoder")
+def test_the_prior_s_own_folder_is_the_model_with_the_released_sampling(tmp_path: Path) -> None:
+    found = find_model(write_glm_image(tmp_path / "GLM-Image") / "vision_language_encoder")
     assert found.manifest.name == "glm-image"
     assert found.manifest.defaults.sampling == Sampling(temperature=0.9, top_p=0.75)
 

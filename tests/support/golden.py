@@ -70,3 +70,13 @@ def load_into(
     recipes = recipes_of(rename_keys(tensors, rules))
     cpu = torch.device("cpu")
     fill(module, Checkpoint(held.path, [held]), recipes, dtype=torch.float32, device=cpu, what=what)
+
+
+def check_pixels(found: torch.Tensor, want: torch.Tensor, value: torch.Tensor) -> None:
+    """Compare uint8 pixels with recorded ones; ``value``: the recorded ones before they were rounded.
+
+    Exact, but where a value is so near the next integer's that the tolerance of pixels decides it.
+    """
+    near = (value - value.round()).abs() < 1e-4 * 127.5
+    assert torch.equal(found[~near], want[~near]) and near.float().mean() < 0.05
+    assert (found.int() - want.int()).abs().max() <= 1

@@ -99,15 +99,6 @@ def test_without_network_and_cache_everything_that_is_missing_is_named() -> None
     assert "flan-t5" not in str(caught.value) and "llamagen_drafter" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", [e.name for e in list_published() if e.kind == "model"])
-def test_without_a_network_no_file_is_named_twice_at_one_place(name: str) -> None:
-    with pytest.raises(ModelError) as caught:
-        find_model(name)
-    lines = [one.split() for one in str(caught.value).splitlines() if "hf download" in one]
-    placed = [f"{words[-1]}/{file}" for words in lines for file in words[3:-2]]
-    assert len(set(placed)) == len(placed) > 0
-
-
 def test_where_the_model_is_at_hand_its_missing_parts_are_named_with_their_options(
     cache: Path,
 ) -> None:

@@ -66,24 +66,6 @@ def test_words_and_brackets_are_text(pipes: Any, name: str) -> None:
         assert pipes[name].model.text.controls.find(words) is None, words
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_generate_and_stream_refuse_it_and_go_on(pipes: Any, name: str) -> None:
-    pipe = pipes[name]
-    string = next(iter(pipe.model.text.controls.strings or pipe.model.text.tokenizer.get_vocab()))
-    string = {"anole": "<racm3:break>", "lumina": "<reserved08706>"}.get(name, string)
-    prompt = f"a red fox {string} on the moon"
-    with pytest.raises(RequestError, match="reads as a token of its own"):
-        pipe.generate(prompt, strategy="vanilla")
-    with pytest.raises(RequestError, match="reads as a token of its own"):
-        pipe.generate(["a red fox", prompt], strategy="vanilla")
-    with (
-        pytest.raises(RequestError, match="reads as a token of its own"),
-        pipe.stream(prompt, strategy="vanilla") as stream,
-    ):
-        next(stream)
-    assert pipe.conditions(["a red fox"]).condition.shape[0] == 1
-
-
 def test_the_way_out_that_is_named_is_text(pipes: Any) -> None:
     with pytest.raises(RequestError, match=r"or write '< begin_of_image>'"):
         pipes["janus"].conditions(["a <begin_of_image>"])

@@ -12,7 +12,6 @@ from support.chameleon import write_lumina
 from support.golden import golden
 from support.lumina2 import write_lumina2
 
-import lantern_accel
 from lantern_accel.errors import RequestError
 from lantern_accel.families.base import Parts
 from lantern_accel.families.lumina2.text import (
@@ -93,25 +92,3 @@ def test_two_panels_have_the_recorded_prompt(folder: Path) -> None:
     size = decoded.split(" ")[5]
     wide, high = (int(side) // 8 for side in size.split("x"))
     assert text.prompts([decoded], high, wide)[0][: len(want)] == want  # type: ignore[attr-defined]  # a Lumina2Text
-
-
-@pytest.mark.long
-def test_a_drafter_is_trained_on_its_own_pictures_and_found(tmp_path: Path) -> None:
-    from lantern_accel.training.anymodel import run_model_drafter
-    from lantern_accel.training.device import TrainDevice
-    from lantern_accel.training.drafter import DrafterTrainConfig
-
-    path, size = write_lumina2(tmp_path / "Lumina-mGPT-2.0"), (8, 8)
-    settings = DrafterTrainConfig(
-        steps=20, batch_size=4, compile=False, warmup=1, evaluate_every=10, evaluate_batches=1,
-        checkpoint_every=10, lr=5e-3,
-    )  # fmt: skip
-    with lantern_accel.load(path, device="cpu", dtype="float32") as pipe:
-        device = TrainDevice(pipe.backend, "float32")
-        words: dict[str, Any] = {"prompts": ["a fox", "a cat"], "samples": 8, "size": size}
-        run_model_drafter(pipe, settings, path / "drafter", device, **words)
-        plain = pipe.generate("a red fox", size=size, temperature=0, strategy="vanilla")
-    with lantern_accel.load(path, device="cpu", dtype="float32") as pipe:
-        assert pipe.model.drafter is not None
-        drafted = pipe.generate("a red fox", size=size, temperature=0, strategy="eagle")
-    assert torch.equal(plain.tokens, drafted.tokens)

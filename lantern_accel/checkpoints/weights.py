@@ -467,60 +467,53 @@ def shard_names(folder: Path) -> tuple[list[str], dict[str, str]]:
     The names are those that should be there, whether or not they are. Raises :class:`CheckpointError`
     for a folder without weights, or with those of several models.
     """
-    indexes = sorted(folder.glob("*.index.json"))
-    # Safetensors first: they are complete by their own header, and map without unpickling.
-    indexes.sort(key=lambda p: "safetensors" not in p.name)
-    for index in indexes[:1]:
-        try:
-            listed = read_json_file(index)["weight_map"]
-            names = sorted(set(listed.values()))
-            foreign = [n for n in names if Path(n).name != n or not Path(n).suffix]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(
-                f"{index} cannot be read as an index of shards ({type(error).__name__}: {error}); "
-                "fetch it again"
-            ) from None
-        if foreign or not names:
-            raise CheckpointError(
-                f"{index} names {foreign[0]!r}, which is not a file in its folder; fetch it again"
-                if foreign
-                else f"{index} lists no shards; fetch it again"
-            )
-        # In another format it is the same model once more, as repositories have it.
+    listed = _read_index(folder)
+    found = [p.name for p in sorted(folder.iterdir()) if p.suffix in SUFFIXES and p.is_file()]
+    single = [[name] for name in SINGLE if name in found]
+    if listed:  # in another format it is the same model once more, as repositories have it
+        names = sorted(set(listed.values()))
         stray = [
-            n for n in SINGLE if (folder / n).is_file() and Path(n).suffix == Path(names[0]).suffix
+            [n] for (n,) in single if n not in names and Path(n).suffix == Path(names[0]).suffix
         ]
-        if stray and stray[0] not in names:
-            raise CheckpointError(
-                f"the folder {folder} holds {stray[0]} and {index.name}, which names {len(names)} other "
-                f"files; which is the model's? Move the other out of the folder, or name the file: "
-                f"{folder / stray[0]}"
-            )
-        return names, dict(listed)
-    found = [p for p in sorted(folder.iterdir()) if p.suffix in SUFFIXES and p.is_file()]
-    sets = _shard_sets(p.name for p in found)
-    single = [name for name in SINGLE if (folder / name).is_file()]
-    if len(sets) + bool(single) > 1:
-        held = [*single[:1], *(f"{names[0]} and so on" for names in sets)]
-        raise CheckpointError(
-            f"the folder {folder} holds {len(held)} sets of weights ({'; '.join(held)}) and no index "
-            "that says which is the model's; which is it? Move the other out of the folder"
-            + (f", or name the file: {folder / single[0]}" if single else "")
-        )
-    if single:
-        return single[:1], {}
-    if sets:
-        return sets[0], {}
-    if len(found) == 1:
-        return [found[0].name], {}
-    if not found:
+        sets = [names, *stray]
+    else:
+        sets = [*single[:1], *_shard_sets(found)] or [[name] for name in found]
+    if not sets:
         raise CheckpointError(
             f"the folder {folder} holds no weights ({', '.join(SUFFIXES)}); name the one that does"
         )
-    raise CheckpointError(
-        f"the folder {folder} holds several checkpoints ({', '.join(p.name for p in found)}); name one "
-        "of them"
-    )
+    if len(sets) > 1:
+        held = "; ".join(f"{one[0]} and so on" if len(one) > 1 else one[0] for one in sets)
+        raise CheckpointError(
+            f"the folder {folder} holds {len(sets)} sets of weights ({held}), and nothing says which is "
+            "the model's; move the others out of the folder, or name one file of it"
+        )
+    return sets[0], listed
+
+
+def _read_index(folder: Path) -> dict[str, str]:
+    """Return the keys of a folder's index with their files; {} without one."""
+    indexes = sorted(folder.glob("*.index.json"))
+    # Safetensors first: they are complete by their own header, and map without unpickling.
+    indexes.sort(key=lambda p: "safetensors" not in p.name)
+    if not indexes:
+        return {}
+    index = indexes[0]
+    try:
+        listed = dict(read_json_file(index)["weight_map"])
+        foreign = [n for n in listed.values() if Path(n).name != n or not Path(n).suffix]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{index} cannot be read as an index of shards ({type(error).__name__}: {error}); "
+            "fetch it again"
+        ) from None
+    if foreign or not listed:
+        raise CheckpointError(
+            f"{index} names {foreign[0]!r}, which is not a file in its folder; fetch it again"
+            if foreign
+            else f"{index} lists no shards; fetch it again"
+        )
+    return listed
 
 
 def _shard_sets(names: Iterable[str]) -> list[list[str]]:

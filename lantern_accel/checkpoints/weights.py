@@ -500,7 +500,7 @@ def _read_index(folder: Path) -> dict[str, str]:
         return {}
     index = indexes[0]
     try:
-        listed = dict(read_json_file(index)["weight_map"])
+        listed = dict(read_json_file(index)["weight_map"].items())
         foreign = [n for n in listed.values() if Path(n).name != n or not Path(n).suffix]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(

@@ -185,7 +185,7 @@ FOLDERS: list[tuple[str, str, Change, type[LanternError], str]] = [
     ("official", "mixed layouts", tensors(lambda w: w.update(weights_of("hf"))), C, "of two layouts"),
     ("official", "plain VQ", holds(VISION, "chameleon_vq/weights"), C, "is not Emu3's"),
     ("official", "no video", holds(VISION, "lumina2/movqgan"), C, "is not Emu3's"),
-    ("official", "fewer codes", holds(VISION, "emu3/vision_tokenizer", smaller), C, "has 32 codes"),
+    ("official", "fewer codes", holds(VISION, "emu3/vision_tokenizer", smaller), C, "another codebook"),
     ("3.5", "MoVQ", holds(VISION, "emu3/vision_tokenizer"), C, "read the codes"),
     ("official", "layers", says(num_hidden_layers=4), C, "num_hidden_layers 3 by its shapes"),
     ("official", "names", lines(NAMES, lambda names: names[:-1]), C, "names 63 codes"),

@@ -104,7 +104,8 @@ class Emu3Manifest(PromptedManifest):
     tied: bool = False
     ids: Emu3Ids = Emu3Ids()
     target: Emu3Config
-    vq: MoVQConfig | VQConfig
+    #: The plain one first: it takes no field of the other's.
+    vq: VQConfig | MoVQConfig = Field(union_mode="left_to_right")
 
     @model_validator(mode="after")
     def _ids_are_of_the_target(self) -> Self:

@@ -13,7 +13,7 @@ import lantern_accel
 from lantern_accel.errors import CheckpointError, RequestError
 from lantern_accel.families.emu3.model import grid_of
 from lantern_accel.families.emu3.text import tiktoken_tokenizer
-from lantern_accel.models.locate import find_model
+from lantern_accel.models.locate import find_model, known_manifest
 from lantern_accel.nn.vq import VQModel
 
 
@@ -30,6 +30,12 @@ def test_the_image_tokenizer_of_emu3p5_is_read_as_it_is_published(tmp_path: Path
     scores = vq.quantize.embedding.weight @ latents[0].flatten(1)
     assert torch.equal(found.flatten(), scores.argmax(dim=0))
     assert not torch.equal(found, VQModel.nearest_code(vq, latents))
+
+
+@pytest.mark.parametrize("name", ["emu3-gen", "emu3.5-image"])
+def test_a_manifest_is_read_as_it_was_written(name: str) -> None:
+    made = known_manifest(name)
+    assert made is not None and type(made).model_validate_json(made.model_dump_json()) == made
 
 
 def test_a_configuration_that_leaves_its_base_out_has_the_released_one(tmp_path: Path) -> None:

@@ -114,6 +114,12 @@ def as_bin(folder: Path) -> None:
     torch.save(hugging_face(gpt_weights(seed=5)), folder / "pytorch_model.bin")
 
 
+def config_above(folder: Path) -> None:
+    """Add a drafter whose configuration lies in the folder above it."""
+    home = add_drafter(folder, "t2i")
+    (home / "config.json").rename(home.parent / "config.json")
+
+
 def stray(folder: Path) -> None:
     save_file(hugging_face(gpt_weights(seed=5)), folder / "model.safetensors")
 
@@ -128,6 +134,7 @@ FOLDERS: list[tuple[str, str, Change, tuple[str, ...]]] = [
     ("text", "a drafter of stage 2", drafted({}, "t2i2"), ("its grid is 32 and the model's 16",)),
     ("text", "a drafter of classes", drafted({}, "c2i"), ("its grid is 24 and the model's 16",)),
     ("text", "a drafter without heads", drafted({"num_attention_heads": None}), NO_CONFIG),
+    ("text", "a drafter's configuration above it", config_above, NO_CONFIG),
     ("text", "a drafter without a type", drafted({"input_type": None}), NO_CONFIG),
     ("text", "a drafter's width", drafted({"hidden_size": 1280}),
      ("hidden_size 32 by its shapes, but its configuration says 1280",)),

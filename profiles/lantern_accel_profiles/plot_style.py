@@ -1,13 +1,13 @@
 """Gives every plot one look: colours of strategies and verdicts, type and grid.
 
 Light and printable. Colours are Okabe and Ito's, which most colour-blind readers can distinguish, and no
-plot says by colour alone what it says. Images in files use them as they are; the page of a report draws
-with stand-ins and has a second set for dark screens. matplotlib is an extra.
+plot says by colour alone what it says. The page of a report has a second set
+for dark screens. matplotlib is an extra.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,23 +50,23 @@ GROUND = {
 }
 
 
-def rc(colour: Callable[[str], str] = lambda role: GROUND[role][0]) -> Any:
-    """Return matplotlib's settings; ``colour`` gives what stands for a role of :data:`GROUND`."""
+def rc() -> Any:
+    """Return matplotlib's settings."""
     return {
         "font.size": 8.5,
         "axes.titlesize": 9.5,
-        "axes.edgecolor": colour("rule"),
-        "axes.labelcolor": colour("muted"),
+        "axes.edgecolor": RULE,
+        "axes.labelcolor": MUTED,
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.linewidth": 0.8,
         "axes.axisbelow": True,
-        "grid.color": colour("rule"),
+        "grid.color": RULE,
         "grid.linewidth": 0.5,
         "legend.fontsize": 7.5,
         "legend.frameon": False,
-        "text.color": colour("ink"),
-        **{f"{axis}tick.color": colour("muted") for axis in "xy"},
+        "text.color": INK,
+        **{f"{axis}tick.color": MUTED for axis in "xy"},
         **{f"{axis}tick.{which}.size": 0 for axis in "xy" for which in ("major", "minor")},
         "lines.linewidth": 1.4,
         "lines.markersize": 5.5,

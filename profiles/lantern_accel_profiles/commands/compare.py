@@ -83,7 +83,7 @@ def compare(
     from lantern_accel_profiles.report import render
     from lantern_accel_profiles.report.advice import headline
     from lantern_accel_profiles.report.comparison import compare as put_side_by_side
-    from lantern_accel_profiles.report.verdict import first_screen
+    from lantern_accel_profiles.report.verdict import device_sentences
 
     if output is not None:
         render.check_kind(output)
@@ -101,7 +101,7 @@ def compare(
     render.write(comparison, output)
     for section in comparison.models:
         say(headline(section, comparison.terms), style="bold")
-        for device in first_screen(comparison, section).devices:
+        for device in device_sentences(section):
             say(f"{device.run}: {device.short}")
     count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
     say(f"{output} ({count})", label="wrote", style="bold green")

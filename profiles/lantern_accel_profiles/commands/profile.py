@@ -112,10 +112,10 @@ def profile(
         wait=wait,
     )
     from lantern_accel_profiles.report.comparison import compare
-    from lantern_accel_profiles.report.verdict import QUESTION, first_screen
+    from lantern_accel_profiles.report.verdict import QUESTION, device_sentences
 
     found = compare([run], profiles=[])
-    for answer in first_screen(found, found.models[0]).devices:
+    for answer in device_sentences(found.models[0]):
         say(f"{QUESTION} {answer.short}", style="bold")
         for line in answer.lines:
             say(line)

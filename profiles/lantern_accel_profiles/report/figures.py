@@ -1,7 +1,7 @@
 """The report's plot of images per second, as SVG with the page's colours. Axes of rates begin at 0.
 
-matplotlib draws in stand-in colours, which become CSS variables, as the type becomes the page's, so that
-one drawing serves light and dark. Sizes are a phone's: the page shows plots in one column or in two.
+The light colours become CSS variables, as the type becomes the page's, so that one drawing serves light
+and dark. Sizes are a phone's: the page shows plots in one column or in two.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from lantern_accel.errors import RequestError
 from lantern_accel_profiles import plot_style as style
 from lantern_accel_profiles.report.points import Point
-from lantern_accel_profiles.report.record import Comparison, ModelSection
+from lantern_accel_profiles.report.record import ModelSection
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,10 +32,6 @@ PALETTE: dict[str, tuple[str, str]] = {
     **{f"s-{i}": pair for i, pair in enumerate([*style.STRATEGIES.values(), style.OTHER])},
     **{f"v-{name}": pair for name, pair in style.VERDICTS.items()},
 }
-#: The colours that stand for them while matplotlib draws.
-_SENTINEL = {name: f"#{0x0A0B00 + i:06x}" for i, name in enumerate(PALETTE)}
-
-
 #: Of each run in a plot, and the same as text; with :func:`series_role`, 56 runs look different.
 MARKERS, GLYPHS = ("o", "s", "^", "D", "v", "P", "*", "X"), "●■▲◆▼✚★✖"
 
@@ -56,9 +52,9 @@ def palette_css() -> str:
     )
 
 
-def colour(role: str) -> str:
-    """Return the stand-in for a colour of the palette."""
-    return _SENTINEL[role]
+def glyphs(runs: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Return the colour and the sign that stand for each run in its plot."""
+    return {run: (series_role(i), GLYPHS[i % len(GLYPHS)]) for i, run in enumerate(runs)}
 
 
 def load_pyplot() -> ModuleType:
@@ -82,7 +78,7 @@ def _apply_theme(svg: str) -> str:
     svg = re.sub(r' (?:width|height)="[\d.]+pt"', "", svg, count=2)
     svg = re.sub(r' xmlns(?::xlink)?="[^"]*"| version="1.1"', "", svg)
     svg = svg.replace("xlink:href", "href")
-    for role, colour in _SENTINEL.items():
+    for role, (colour, _) in PALETTE.items():
         svg = svg.replace(colour, f"var(--{role})")
     svg = re.sub(r"(font(?:-family)?: ?[^;\"']*?)'DejaVu Sans'[^;\"]*", r"\1var(--sans)", svg)
     return svg.replace("<svg", '<svg aria-hidden="true"', 1).strip()
@@ -91,26 +87,20 @@ def _apply_theme(svg: str) -> str:
 def note(axes: Axes, text: str, point: tuple[float, float], away: tuple[int, int] = (6, 4)) -> None:
     """Write a word next to a point, ``away`` from it in points of type."""
     axes.annotate(
-        text, point, textcoords="offset points", xytext=away, fontsize=7.5, color=colour("ink")
+        text, point, textcoords="offset points", xytext=away, fontsize=7.5, color=style.INK
     )
 
 
-def figures(comparison: Comparison) -> dict[str, list[str]]:
-    """Plot each model's curve as SVG for screens and for phones; nothing without data."""
-    bound = comparison.terms.latency_s
-    return {
-        section.model: [_plot_curve(section, bound, wide) for wide in (True, False)]
-        if section.points
-        else []
-        for section in comparison.models
-    }
+def figures(section: ModelSection, bound: float | None) -> list[str]:
+    """Plot a model's curve as SVG, for screens and for phones; nothing without points."""
+    return [_plot_curve(section, bound, wide) for wide in (True, False)] if section.points else []
 
 
 def _plot_curve(section: ModelSection, bound: float | None, wide: bool) -> str:
     """Plot images per second over seconds; a line joins the batch sizes of a device and strategy."""
     plt = load_pyplot()
     salt = {"svg.fonttype": "none", "svg.hashsalt": f"curve {wide}", "axes.grid": True}
-    with plt.rc_context({**style.rc(colour), **salt}):
+    with plt.rc_context({**style.rc(), **salt}):
         width = 2 * WIDTH if wide else WIDTH  # a phone's, or two of them next to each other
         figure, axes = plt.subplots(figsize=(width, HEIGHT), layout="constrained")
         try:
@@ -130,7 +120,7 @@ def _fill_curve(axes: Axes, section: ModelSection, bound: float | None, most: in
     for one in sorted(points, key=lambda one: one.batch):
         lines.setdefault((one.run, one.strategy, one.temperature, one.service), []).append(one)
     for (run, *_), line in lines.items():
-        shade = colour(series_role(runs.index(run)))
+        shade = PALETTE[series_role(runs.index(run))][0]
         judged = [one for one in line if not one.doubt]
         axes.plot(
             [one.seconds for one in judged],
@@ -151,7 +141,7 @@ def _fill_curve(axes: Axes, section: ModelSection, bound: float | None, most: in
     top = 1.15 * max(one.images_per_second.value for one in points)
     axes.set_ylim(0, top)
     if bound:
-        axes.axvline(bound, color=colour("ink"), lw=1, ls=(0, (4, 3)))
+        axes.axvline(bound, color=style.INK, lw=1, ls=(0, (4, 3)))
         note(axes, f"{bound:g} s", (bound, top), (4, -9))
     _name_points(axes, [one for one in points if one.front and not one.doubt], most)
     axes.set_ylabel("images per second")
@@ -164,7 +154,7 @@ def _mark(axes: Axes, one: Point, shade: str, marker: str) -> None:
         return
     rate, faint = one.images_per_second, 1.0 if one.front else 0.25
     axes.plot([one.seconds] * 2, [rate.low, rate.high], color=shade, lw=1, alpha=0.6 * faint)
-    face = shade if one.moved == 0 else colour("surface")
+    face = shade if one.moved == 0 else style.GROUND["surface"][0]
     axes.plot(one.seconds, rate.value, marker, color=shade, mfc=face, ms=6, alpha=faint)
 
 

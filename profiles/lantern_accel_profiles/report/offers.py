@@ -15,7 +15,6 @@ from lantern_accel_profiles.report.points import Cost, Key, Point, Terms
 
 #: The share of requests that must keep a bound on latency.
 IN_TIME = 0.95
-NO_METER = "energy: no meter"
 #: Why a device has no verdict against another of its runs.
 SAME_SETUP = "another run of the first device"
 
@@ -56,18 +55,34 @@ def offers(
     for run in runs:
         for service in (False, True):
             mine = [one for one in points if (one.run, one.service) == (run.name, service)]
-            if not mine:
-                continue
-            kept, why = _select(mine, terms)
-            made = [_offer(run, mine, point, terms) for point in kept]
-            if made:
+            kept = [one for one in mine if not _refusal(one, terms)]
+            if kept:
+                made = (_offer(run, mine, point, terms) for point in kept)
                 found.append(min(made, key=lambda one: (bool(_point(one).unsettled), _rank(one))))
-            else:
-                refused.append(Offer(run=run.name, reason=why))
+            elif mine:
+                nearest = max(mine, key=lambda one: _nearness(one, terms))
+                refused.append(Offer(run=run.name, reason=_refusal(nearest, terms)))
     found.sort(key=lambda one: -_point(one).images_per_second.value)
-    if ranked_by_cost(found):
+    if by_cost := ranked_by_cost(found):
         found.sort(key=_rank)
-    return [_against(one, found, setups, seconds, terms) for one in found] + refused
+    firsts = {_point(one).service: one for one in reversed(found)}
+
+    def figures(one: Offer) -> list[float]:
+        """Return a device's seconds per image, or what images cost that take these."""
+        point, hourly = _point(one), (terms.hourly(one.run) or 0.0) / 3.6
+        if one.cost is None or not by_cost:
+            return seconds[point.key]
+        fixed = one.cost.of_1000.value - hourly * point.seconds_per_image.value
+        return [fixed + hourly * each for each in seconds[point.key]]
+
+    for one in found:
+        first = firsts[_point(one).service]
+        if one is not first:
+            same = SAME_SETUP if setups[one.run] == setups[first.run] else ""
+            doubt = _point(one).unsettled or _point(first).unsettled or same
+            one.behind = unpaired_ratio(figures(one), figures(first))
+            one.verdict = judge(one.behind, unsettled=doubt)
+    return found + refused
 
 
 def ranked_by_cost(found: Sequence[Offer]) -> bool:
@@ -76,18 +91,21 @@ def ranked_by_cost(found: Sequence[Offer]) -> bool:
     return len(parts) == 1 and None not in parts
 
 
-def _select(mine: Sequence[Point], terms: Terms) -> tuple[list[Point], str]:
-    """Return the points that meet the terms, and the reason if none does."""
-    judged = [one for one in mine if not one.doubt]
-    good = [one for one in judged if one.moved is not None and one.moved <= terms.tv_budget]
-    kept = [one for one in good if one.in_time >= IN_TIME]
-    if not judged:
-        return kept, f"no verdict: {mine[0].doubt}"
-    if not good:
-        return kept, "no measured strategy has a TV within the bound"
-    most = f"at most {100 * max(one.in_time for one in good):.0f} % of its requests"
-    took = "returned an image" if terms.latency_s is None else f"took {terms.latency_s:g} s or less"
-    return kept, f"{most} {took}"
+def _nearness(point: Point, terms: Terms) -> tuple[bool, bool, float]:
+    """Return which of the terms a point meets: its times are believed, its quality, its latency."""
+    within = point.moved is not None and point.moved <= terms.tv_budget
+    return not point.doubt, within, point.in_time
+
+
+def _refusal(point: Point, terms: Terms) -> str:
+    """Return the first of the terms that a point does not meet; empty: it meets all."""
+    believed, within, in_time = _nearness(point, terms)
+    if not believed:
+        return f"no verdict: {point.doubt}"
+    if not within:
+        return "no measured strategy has a TV within the bound"
+    late = f"at most {100 * in_time:.0f} % of its requests came in time"
+    return "" if in_time >= IN_TIME else late
 
 
 def _point(offer: Offer) -> Point:
@@ -103,13 +121,13 @@ def _rank(offer: Offer) -> float:
 
 
 def _offer(run: Run, mine: Sequence[Point], point: Point, terms: Terms) -> Offer:
-    missing = [] if is_measured(point.joules_per_image) else [NO_METER]
+    missing = [] if is_measured(point.joules_per_image) else ["energy: no meter"]
     tails = [p for p, found in point.latency.items() if isinstance(found, str)]
     missing += [f"{' and '.join(tails)}: too few requests"] if tails else []
     most = max(one.batch for one in mine)
     missing.append(f"above {most} at once" if point.service else f"batches above {most}")
     measured = ["quick run"] if run.settings.plan.quick else []
-    measured.append(f"{point.requests} requests" if point.requests > 1 else "1 request")
+    measured.append(f"{point.requests} requests")
     measured += [] if run.state == "complete" else [f"the run is {run.state}"]
     return Offer(
         run=run.name,
@@ -119,31 +137,3 @@ def _offer(run: Run, mine: Sequence[Point], point: Point, terms: Terms) -> Offer
         measured=", ".join(filter(None, [*measured, point.unsettled])),
         missing=missing,
     )
-
-
-def _against(
-    offer: Offer,
-    found: Sequence[Offer],
-    setups: Mapping[str, tuple[object, ...]],
-    seconds: Mapping[Key, list[float]],
-    terms: Terms,
-) -> Offer:
-    """Return an offer with its ratio to the first offer of its kind."""
-    own = _point(offer)
-    first = next(one for one in found if _point(one).service == own.service)
-    best = _point(first)
-    if offer is first:
-        return offer
-
-    def figures(one: Offer) -> list[float]:
-        point, cost = _point(one), one.cost
-        if cost is None or not ranked_by_cost(found):
-            return seconds[point.key]
-        hourly = (terms.hourly(one.run) or 0.0) / 3.6
-        fixed = cost.of_1000.value - hourly * point.seconds_per_image.value
-        return [fixed + hourly * each for each in seconds[point.key]]
-
-    ratio = unpaired_ratio(figures(offer), figures(first))
-    again = SAME_SETUP if setups[offer.run] == setups[first.run] else ""
-    verdict = judge(ratio, unsettled=own.unsettled or best.unsettled or again)
-    return offer.model_copy(update={"behind": ratio, "verdict": verdict})

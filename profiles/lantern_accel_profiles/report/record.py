@@ -85,14 +85,12 @@ class ModelSection(Record):
     @property
     def runs(self) -> list[str]:
         """Names of runs that have points, the best offer's first, as plots colour them."""
-        return list(
-            dict.fromkeys([one.run for one in self.offers] + [one.run for one in self.points])
-        )
+        return list(dict.fromkeys(one.run for one in (*self.offers, *self.points)))
 
     @property
-    def letters(self) -> dict[str, str]:
-        """What lists call a run's device by: A for the best offer's; a number from the 27th on."""
-        return {run: chr(65 + n) if n < 26 else str(n + 1) for n, run in enumerate(self.runs)}
+    def many_temperatures(self) -> bool:
+        """Whether rows differ in temperature, so that each has to name its own."""
+        return len({row.temperature for row in self.rows}) > 1
 
 
 class Gap(Record):

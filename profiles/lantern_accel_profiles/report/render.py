@@ -14,9 +14,9 @@ from lantern_accel_profiles.measure.record import PHASES, Interval, Quality
 from lantern_accel_profiles.quality import interval as intervals
 from lantern_accel_profiles.report import advice, writing
 from lantern_accel_profiles.report.offers import IN_TIME
-from lantern_accel_profiles.report.record import Comparison, ModelSection
+from lantern_accel_profiles.report.record import Comparison
 from lantern_accel_profiles.report.rows import PERCENTILES
-from lantern_accel_profiles.report.verdict import QUESTION, first_screen
+from lantern_accel_profiles.report.verdict import QUESTION, device_sentences
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -65,21 +65,10 @@ def write(comparison: Comparison, path: Path) -> None:
 def page(comparison: Comparison) -> str:
     """Return the self-contained HTML page."""
     environment = _environment(html_page=True)
-    from lantern_accel_profiles.report.figures import GLYPHS, figures, palette_css, series_role
+    from lantern_accel_profiles.report import figures
 
-    return _render(
-        environment,
-        "report.html.j2",
-        comparison,
-        css=palette_css() + "\n" + (TEMPLATES / "report.css").read_text(encoding="utf-8"),
-        figures=figures(comparison),
-        glyphs={
-            s.model: {
-                run: (series_role(i), GLYPHS[i % len(GLYPHS)]) for i, run in enumerate(s.runs)
-            }
-            for s in comparison.models
-        },
-    )
+    css = figures.palette_css() + "\n" + (TEMPLATES / "report.css").read_text(encoding="utf-8")
+    return _render(environment, "report.html.j2", comparison, css=css, figures=figures)
 
 
 def to_markdown(comparison: Comparison) -> str:
@@ -104,19 +93,12 @@ def check_packages(path: Path | None) -> None:
 
 
 def _render(environment: Environment, template: str, comparison: Comparison, **more: object) -> str:
-    models = comparison.models
     text = environment.get_template(template).render(
         c=comparison,
         question=QUESTION,
-        first={s.model: first_screen(comparison, s) for s in models},
-        headline={s.model: advice.headline(s, comparison.terms) for s in models},
-        notes={s.model: advice.notes(s, comparison.terms) for s in models},
-        tables={s.model: _tables(comparison, s) for s in models},
         shown=FIRST,
         unrun=[gap for gap in comparison.gaps if gap.device],
         gaps=[gap for gap in comparison.gaps if not gap.device],
-        many_temperatures={s.model: len({r.temperature for r in s.rows}) > 1 for s in models},
-        recorded={r.name: r.recorded_as for r in comparison.runs if r.recorded_as != r.name},
         pictures=PICTURES,
         protocol=_protocol(environment),
         phases=PHASES,
@@ -124,15 +106,6 @@ def _render(environment: Environment, template: str, comparison: Comparison, **m
         **more,
     )
     return str(text)
-
-
-def _tables(comparison: Comparison, section: ModelSection) -> dict[str, advice.ReportTable]:
-    many = len({point.temperature for point in section.points}) > 1
-    return {
-        "offers": advice.offers_table(section, comparison.terms),
-        "points": advice.points_table(section.points, many),
-        "equal": advice.equal_table(section),
-    }
 
 
 def _protocol(environment: Environment) -> list[list[str]]:
@@ -164,7 +137,9 @@ def _environment(*, html_page: bool) -> Environment:
         undefined=jinja2.StrictUndefined,
         finalize=None if html_page else _escape_markup,
     )
-    environment.globals["grouped"] = _group_by
+    functions = (advice.headline, advice.notes, advice.offers_table, advice.points_table)
+    functions += (advice.equal_table, device_sentences)
+    environment.globals.update({one.__name__: one for one in functions}, grouped=_group_by)
     names = "number percent reading interval span reason times size"
     names += " verdict_words as_sentence_list"
     environment.filters.update(

@@ -6,10 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lantern_accel_profiles.measure.record import Interval, Run, is_measured
-from lantern_accel_profiles.report.record import Answer, Comparison, EqualQuality, ModelSection
+from lantern_accel_profiles.measure.record import Interval, Run
+from lantern_accel_profiles.report.record import Answer, EqualQuality, ModelSection
 from lantern_accel_profiles.report.rows import Row
-from lantern_accel_profiles.report.writing import number, reason, size, times, verdict_words
+from lantern_accel_profiles.report.writing import (
+    interval,
+    reading,
+    reason,
+    size,
+    times,
+    verdict_words,
+)
 
 #: Budgets of total variation per token at which devices are compared.
 BUDGETS = (0.0, 0.01, 0.02)
@@ -120,27 +127,12 @@ class DeviceSentences:
     rows: list[Row]
 
 
-@dataclass(frozen=True)
-class FirstScreen:
-    """Whether drafting is faster with one model, in sentences."""
-
-    devices: list[DeviceSentences]
-    warnings: list[str]
-
-
-def first_screen(comparison: Comparison, section: ModelSection) -> FirstScreen:
-    """Return the sentences about drafting with a model."""
-    return FirstScreen(
-        devices=[
-            _device_sentences(one, at_setting(section.rows, one.run), section.rows)
-            for one in section.answers
-        ],
-        warnings=[
-            f"Run {run.name} is {run.state}, not complete; `{run.command} --resume` continues it."
-            for run in comparison.runs
-            if run.settings.model == section.model and run.state != "complete"
-        ],
-    )
+def device_sentences(section: ModelSection) -> list[DeviceSentences]:
+    """Return whether drafting is faster with a model, for each device in sentences."""
+    return [
+        _device_sentences(one, at_setting(section.rows, one.run), section.rows)
+        for one in section.answers
+    ]
 
 
 def _device_sentences(one: Answer, here: list[Row], rows: Sequence[Row]) -> DeviceSentences:
@@ -170,9 +162,7 @@ def _speed_words(row: Row) -> str:
 def _short_answer(one: Answer, rows: Sequence[Row], at: str) -> str:
     best = _row(rows, one.best)
     if best is None:
-        if not any(row.drafts for row in rows):
-            return f"Unknown{at}: only plain decoding was measured."
-        return f"Unknown{at}: no strategy can be compared with plain decoding."
+        return f"Unknown{at}: no drafts were compared with plain decoding."
     return f"{LEADS[one.helps].format(at=at)} {_speed_words(best)}."
 
 
@@ -180,10 +170,8 @@ def _work_words(one: Answer, rows: Sequence[Row]) -> str:
     """Return seconds, memory and energy of an image with the answer's strategy, or plain decoding."""
     name = one.best if one.helps in ("yes", "only relaxed") else "vanilla"
     row = _row(rows, name) or rows[0]
-    seconds, joules = row.seconds_per_image, row.joules_per_image
-    speed = f"{number(row.tokens_per_second.value)} tokens per second of decoding"
-    if isinstance(seconds, Interval):
-        speed = f"{number(seconds.value)} seconds per image"
-    energy = f"{number(joules)} J per image" if is_measured(joules) else "no meter"
     how = "plain decoding" if row.strategy == "vanilla" else row.strategy
-    return f"With {how}: {speed}; memory: {size(row.peak_bytes)}; energy: {energy}."
+    return (
+        f"With {how}, seconds per image: {interval(row.seconds_per_image)}; "
+        f"memory: {size(row.peak_bytes)}; J per image: {reading(row.joules_per_image)}."
+    )

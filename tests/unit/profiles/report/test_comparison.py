@@ -17,7 +17,7 @@ from lantern_accel_profiles.measure.record import PHASES, Interval, Run, not_mea
 from lantern_accel_profiles.report import render
 from lantern_accel_profiles.report.comparison import compare
 from lantern_accel_profiles.report.rows import Row, phase_ms, row_of
-from lantern_accel_profiles.report.verdict import first_screen
+from lantern_accel_profiles.report.verdict import device_sentences
 
 
 def rows_of(run: Run) -> dict[str, Row]:
@@ -85,12 +85,11 @@ def test_a_run_that_ended_before_its_first_sample_is_reported_as_such() -> None:
     for cells in ([], [invented_cell(s, 1, 300.0, samples=0) for s in strategies()]):
         run = invented_run(cells=cells, state="running", quality=[], contact_sheet=[])
         found = compare([run])
-        screen = first_screen(found, found.models[0])
-        assert screen.devices == []
-        (warning,) = screen.warnings
-        assert "`lantern-accel profile -o abacus-1.json --resume`" in warning
+        assert device_sentences(found.models[0]) == []
         pytest.importorskip("jinja2")
-        assert "Nothing was measured yet." in render.page(found)
+        text = render.to_markdown(found)
+        assert "Nothing was measured yet." in text
+        assert "not complete; `lantern-accel profile -o abacus-1.json --resume`" in text
 
 
 def test_without_vanilla_there_is_no_speedup() -> None:
@@ -167,7 +166,7 @@ def test_too_few_samples_are_told_instead_of_a_verdict() -> None:
     cells = [invented_cell(s, 1, 300.0, samples=2) for s in strategies()]
     found = compare([invented_run(cells=cells)], profiles=[])
     rows = {row.strategy: row for row in found.models[0].rows}
-    (device,) = first_screen(found, found.models[0]).devices
+    (device,) = device_sentences(found.models[0])
     for text in (str(rows["eagle"].verdict), device.short):
         assert "too few samples, 2 of 5" in text
     assert device.short.startswith("Unknown") and "TV 0.080" in device.short

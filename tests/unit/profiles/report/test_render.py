@@ -134,7 +134,7 @@ def test_the_answer_is_the_first_line_and_one_table() -> None:
     lines = render.to_markdown(compare([run], profiles=[])).splitlines()
     assert lines[2].startswith("**AMD EPYC makes ") and len(lines[2]) < 200
     assert lines[4].startswith("| Device | Strategy | Images/s | Seconds per request |")
-    assert lines[6].startswith("| AMD EPYC, 2 cores, 24 GiB | ") and lines[7] == ""
+    assert "| 2 cores, 24 GiB, " in lines[6] and lines[7] == ""
 
 
 def test_nothing_is_said_twice_of_devices_without_a_run(made: tuple[str, Comparison]) -> None:
@@ -244,7 +244,7 @@ def curve_of(*runs: Run, **terms: Any) -> str:
     from lantern_accel_profiles.report.figures import figures
 
     found = compare(runs, profiles=[], terms=Terms(**terms))
-    wide, narrow, *_ = figures(found)[found.models[0].model]
+    wide, narrow = figures(found.models[0], found.terms.latency_s)
     assert wide.count("</text>") >= narrow.count("</text>")
     return wide
 

@@ -9,7 +9,7 @@ from lantern_accel_profiles.measure.record import Run
 from lantern_accel_profiles.report import render
 from lantern_accel_profiles.report.comparison import compare
 from lantern_accel_profiles.report.rows import Row, row_of
-from lantern_accel_profiles.report.verdict import first_screen
+from lantern_accel_profiles.report.verdict import device_sentences
 
 
 def rounded(name: str = "abacus-8", **more: float) -> Run:
@@ -51,7 +51,7 @@ def test_reports_call_nothing_exact_that_is_rounded(exact: bool) -> None:
     assert ("| exact |" in line) == exact
     assert ("TV 0.012" in markdown) != exact
     assert (">of its weights<" in page) != exact and ("int8 weights" in page) != exact
-    assert first_screen(found, found.models[0]).devices[0].short.endswith("exact.") == exact
+    assert device_sentences(found.models[0])[0].short.endswith("exact.") == exact
 
 
 def test_what_is_rounded_does_not_race_with_what_is_exact() -> None:

@@ -23,8 +23,8 @@ from lantern_accel_profiles.report.record import Comparison
 from lantern_accel_profiles.report.rows import SAME_ALGORITHM
 from lantern_accel_profiles.report.verdict import (
     DeviceSentences,
+    device_sentences,
     equal_quality,
-    first_screen,
     first_setting,
 )
 from lantern_accel_profiles.report.writing import reason
@@ -32,7 +32,7 @@ from lantern_accel_profiles.report.writing import reason
 
 def device_of(*runs: Run) -> DeviceSentences:
     found = compare(runs, profiles=[])
-    return first_screen(found, found.models[0]).devices[0]
+    return device_sentences(found.models[0])[0]
 
 
 def at_speeds(speeds: dict[str, float], noise: float = 0.0, **changes: Any) -> Run:
@@ -66,7 +66,7 @@ PLAIN = "plain decoding (exact): no drafts were faster"
         # Noise neither shows nor denies a speed-up.
         ({"eagle": 1.0}, 0.4, "not shown", "eagle", ("1.00x (", "not shown to be faster")),
         ({"eagle": 0.7, "eagle2": 1.0}, 0.0, "no", "eagle2", ("1.00x", "the same speed")),
-        ({}, 0.0, "unknown", None, ("only plain decoding",)),
+        ({}, 0.0, "unknown", None, ("no drafts were compared",)),
     ],
 )  # fmt: skip
 def test_the_answer_is_the_fastest_exact_strategy_or_says_why_not(
@@ -78,8 +78,8 @@ def test_the_answer_is_the_fastest_exact_strategy_or_says_why_not(
     device = device_of(run)
     assert all(one in device.short for one in fragments)
     drafts = best if helps in ("yes", "only relaxed") else "plain decoding"
-    assert device.lines[0].startswith(f"With {drafts}: ")
-    assert "memory: 324 MiB" in device.lines[0] and "no meter" in device.lines[0]
+    assert device.lines[0].startswith(f"With {drafts}, seconds per image: ")
+    assert "memory: 324 MiB; J per image: not measured" in device.lines[0]
 
 
 def test_plain_decoding_that_auto_chose_is_not_the_nearest_draft() -> None:
@@ -131,9 +131,9 @@ def test_energy_and_missing_times_are_told_as_they_are() -> None:
     run = at_speeds({"eagle": 2.0})
     change_samples(run.cells, energy_mj=9000.0)
     change_samples(run.cells[1:], energy_mj=3000.0)
-    assert "3.00 J per image" in device_of(run).lines[0]
+    assert "J per image: 3.00" in device_of(run).lines[0]
     change_samples(run.cells, total="not measured: no pixels")
-    assert "512 tokens per second of decoding;" in device_of(run).lines[0]
+    assert "seconds per image: not measured;" in device_of(run).lines[0]
 
 
 # --- names --------------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from lantern_accel.errors import LanternWarning, RequestError, StrategyError
 from lantern_accel.strategy import choices
 from lantern_accel.strategy.values import StaticTree
 from lantern_accel_profiles.measure.samples import new_cell
-from lantern_accel_profiles.tuning import search_for
 from lantern_accel_profiles.tuning import trees as tune
+from lantern_accel_profiles.tuning.auto import AutoTuner
 
 RATE = st.floats(0.01, 0.99)
 
@@ -55,7 +55,7 @@ def test_no_other_tree_of_that_size_is_worth_more(rates, nodes, depth):
 def test_a_window_has_no_tree_to_tune_and_the_length_that_rows_favour(tiny_model):
     with lantern_accel.load(tiny_model, device="cpu") as pipe:
         with pytest.raises(StrategyError, match="'scd' has no static tree"):
-            search_for(pipe, pipe.strategy("scd"))
+            tune.TreeTuner(pipe, pipe.strategy("scd"))
 
         def length(**settings):
             settings = {"strategy": "scd", "batch_size": 1, **settings}
@@ -70,7 +70,7 @@ def test_a_limit_of_seconds_is_kept_between_decodings(tiny_model, monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     with lantern_accel.load(tiny_model, device="cpu") as pipe:
-        tuner = search_for(pipe, pipe.strategy("auto"), budget=100, prompts=["sea"] * 16)
+        tuner = AutoTuner(pipe, pipe.strategy("auto"), budget=100, prompts=["sea"] * 16)
         plain, spent = pipe.strategy("vanilla"), iter([5, 10, 10, 40, 10, 10])
         cell = new_cell(plain, 1, 1.0)
 
@@ -107,8 +107,7 @@ def test_tuning_keeps_a_tree_that_generate_uses(command, tiny_model, tmp_path, m
     tree, made = found.strategy.drafts, found.evidence
     assert isinstance(tree, StaticTree) and tree.name == "tuned"
     candidates = [tune.Candidate.model_validate(one) for one in made["candidates"]]
-    measured = [c for c in candidates if c.measured_tokens_per_second]
-    assert tree.paths in [c.paths for c in measured]
+    assert tree.paths in [one.paths for one in candidates]
     best = max(one.speedup for one in found.measured[1:])
     assert found.measured[0].speedup == 1 and found.speedup == best
     assert all(0 < rate < 1 for row in made["rates"] for rate in row)

@@ -161,58 +161,52 @@ def _split_name(text: str) -> tuple[str, str]:
 
 
 def read_terms(
-    runs: list[Run], called: list[set[str]], rent: list[str], buy: list[str], power: str | None
+    runs: Sequence[Run],
+    called: Sequence[set[str]],
+    rent: Sequence[str],
+    buy: Sequence[str],
+    power: str | None,
 ) -> Terms:
-    """Return what devices and power cost, by the names of runs; raises RequestError."""
+    """Return what devices and power cost, by the names of runs; raises RequestError.
+
+    Words of ``rent`` and ``buy`` are each ``AMOUNT``, for every run without one of its own, or
+    ``NAME=AMOUNT``; ``called``: the names that each run answers to.
+    """
     from lantern_accel_profiles.report.points import Terms
 
-    rents, units = read_amounts("--rent", rent, runs, called)
-    bought, more = read_amounts("--buy", buy, runs, called)
-    if both := sorted(rents.keys() & bought.keys()):
+    amounts: dict[str, dict[str, float]] = {"--rent": {}, "--buy": {}}
+    units: set[str] = set()
+    per_kwh = None if power is None else read_amount("--power", power, units)
+    given = [("--rent", word) for word in rent] + [("--buy", word) for word in buy]
+    for option, word in sorted(given, key=lambda one: "=" in one[1]):  # those of all runs first
+        name, _, text = word.rpartition("=")
+        mine = [run for run, names in zip(runs, called, strict=True) if not name or name in names]
+        if name and len(mine) != 1:
+            raise RequestError(
+                f"{option} {show(word)}: {show(name)} names {len(mine)} runs"
+                f"{did_you_mean(name, sorted(set().union(*called)))}; give a run a name with NAME=FILE"
+            )
+        amount = read_amount(option, text, units)
+        amounts[option] |= {run.name: amount for run in mine}
+    if both := sorted(amounts["--rent"].keys() & amounts["--buy"].keys()):
         raise RequestError(
             f"run {both[0]!r} has both --rent and --buy; give it one of them, as NAME=AMOUNT"
         )
-    per_kwh, unit = read_amount("--power", power) if power is not None else (None, None)
-    units |= more | ({unit} if unit is not None else set())
     if len(units) > 1:
         listed = " and ".join(sorted(units))
         raise RequestError(f"amounts are in {listed}; write all of them in one currency")
-    return Terms(rent=rents, buy=bought, power=per_kwh, currency="".join(units))
+    return Terms(
+        rent=amounts["--rent"], buy=amounts["--buy"], power=per_kwh, currency="".join(units)
+    )
 
 
-def read_amount(option: str, word: str) -> tuple[float, str]:
-    """Return an amount and its currency, such as ``900EUR``; raises RequestError for anything else."""
+def read_amount(option: str, word: str, units: set[str]) -> float:
+    """Return an amount such as ``900EUR``, and add its currency; raises RequestError for no amount."""
     found = _AMOUNT.fullmatch(word.strip())
     amount = float(found["number"]) if found else math.nan
     if found is None or not 0 < amount <= MOST:
-        one = ", or as NAME=900EUR for one run alone" if option != "--power" else ""
-        like = "0.30EUR" if option == "--power" else "900EUR"
         raise RequestError(
-            f"{option} {show(word)} is not an amount with its currency; write it as {like}{one}"
+            f"{option} {show(word)} is not an amount with its currency; write it as 0.30EUR"
         )
-    return amount, found["unit"]
-
-
-def read_amounts(
-    option: str, words: Sequence[str], runs: Sequence[Run], called: Sequence[set[str]]
-) -> tuple[dict[str, float], set[str]]:
-    """Return amounts by a run's name, and their currencies.
-
-    ``words``: each ``AMOUNT``, for every run without one of its own, or ``NAME=AMOUNT``; ``called``: the
-    names that each run answers to. Raises RequestError for a name that no run has.
-    """
-    amounts: dict[str, float] = {}
-    units: set[str] = set()
-    for word in sorted(words, key=lambda one: "=" in one):  # those of all runs first
-        name, sign, text = word.rpartition("=")
-        amount, unit = read_amount(option, text if name or not sign else word)
-        mine = [run for run, names in zip(runs, called, strict=True) if not name or name in names]
-        if name and len(mine) != 1:
-            which = "names several runs" if mine else "names no run"
-            raise RequestError(
-                f"{option} {show(word)}: {show(name)} {which}"
-                f"{did_you_mean(name, sorted(set().union(*called)))}; give a run a name with NAME=FILE"
-            )
-        amounts |= {run.name: amount for run in mine}
-        units.add(unit)
-    return amounts, units
+    units.add(found["unit"])
+    return amount

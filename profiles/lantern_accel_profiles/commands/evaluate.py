@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from lantern_accel.generation.pipeline import Pipeline
     from lantern_accel_profiles.evaluation.suite.generation import SuiteRequest
 
-SUITES = ("coco", "imagenet", "prompts")
+#: Suites, and the files that each needs.
+SUITES = {"coco": ("--captions", "--images"), "imagenet": (), "prompts": ("--prompts",)}
 #: Options that the request takes as they are.
 AS_ASKED = ("chunk", "batch", "reference", "resamples")
 
@@ -238,23 +239,16 @@ def _named_folder(text: str) -> tuple[str, Path]:
 
 
 def _fits(asked: SuiteOptions, images: Path | None) -> None:
-    """Refuse options that the suite does not take, and say which it needs."""
-    name = asked.name
-    if name == "coco" and (asked.captions is None or images is None):
-        have = "images" if asked.captions is None else "captions"
-        lack = "--captions captions_val2017.json" if asked.captions is None else "--images val2017"
+    """Refuse files that the suite does not take, and say which it needs."""
+    needs = SUITES[asked.name]
+    given = {"--captions": asked.captions, "--images": images, "--prompts": asked.prompts}
+    lacks = [kind for kind in needs if given[kind] is None]
+    over = [kind for kind, value in given.items() if value is not None and kind not in needs]
+    if lacks or over:
+        wrong = f"{lacks[0]} is missing" if lacks else f"leave {over[0]} out"
         raise RequestError(
-            f"the suite coco needs captions and their images; {lack} is missing"
-            + (f" next to --{have}" if asked.captions or images else "")
-            + "; prompts alone are --prompts FILE"
+            f"the suite {asked.name} takes {' and '.join(needs) or 'no files of prompts'}; {wrong}"
         )
-    if name == "prompts" and asked.prompts is None:
-        raise RequestError("the suite prompts needs --prompts FILE, a prompt per line")
-    taken = {"coco": ("captions", "images"), "imagenet": (), "prompts": ("prompts",)}[name]
-    given = {"captions": asked.captions, "images": images, "prompts": asked.prompts}
-    for kind, value in given.items():
-        if value is not None and kind not in taken:
-            raise RequestError(f"the suite {name} takes no --{kind}; leave it out")
 
 
 def _request(

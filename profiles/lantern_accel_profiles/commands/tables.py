@@ -2,49 +2,40 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TypeVar
 
-from lantern_accel.bounds import whole
 from lantern_accel.cli.console import show_table
 from lantern_accel.cli.options import words_of
 from lantern_accel.errors import RequestError, plain
 
-Number = TypeVar("Number", int, float)
-
 
 def whole_numbers(option: str, given: Sequence[str], least: int, most: int) -> list[int]:
-    """Read a repeatable option of integers, several with commas between, each kept once.
-
-    Raises RequestError for anything that is none from ``least`` to ``most``.
-    """
-    wanted = f"numbers from {least} to {most}, such as 1,4"
-    return _numbers(option, given, lambda word: whole(word, least, most), wanted)
+    """Read a repeatable option of integers as :func:`numbers` does."""
+    found = numbers(option, given, least, most)
+    for one in found:
+        if one != int(one):
+            raise RequestError(f"{option} takes whole numbers, such as 1,4, not {one:g}")
+    return [int(one) for one in found]
 
 
 def numbers(option: str, given: Sequence[str], least: float, most: float) -> list[float]:
-    """Read a repeatable option of numbers, several with commas between; raises as above."""
+    """Read a repeatable option of numbers, several with commas between, each kept once.
 
-    def read(word: str) -> float | None:
-        with suppress(ValueError):
-            if len(word) <= 64 and word.isascii() and least <= (number := float(word)) <= most:
-                return number
-        return None
-
-    return _numbers(
-        option, given, read, f"numbers from {plain(least)} to {plain(most)}, such as 0,1"
-    )
-
-
-def _numbers(
-    option: str, given: Sequence[str], read: Callable[[str], Number | None], wanted: str
-) -> list[Number]:
-    found: dict[Number, None] = {}
+    Raises RequestError for anything that is none from ``least`` to ``most``.
+    """
+    found: dict[float, None] = {}
     for word in words_of(given) or given:
-        if (number := read(word)) is None:
-            raise RequestError(f"{option} takes {wanted}, not {word[:40]!r}")
+        number = math.nan
+        with suppress(ValueError):
+            number = float(word) if len(word) <= 64 and word.isascii() else number
+        if not least <= number <= most:
+            raise RequestError(
+                f"{option} takes numbers from {plain(least)} to {plain(most)}, such as 0,1, not "
+                f"{word[:40]!r}"
+            )
         found[number] = None
     return list(found)
 

@@ -56,13 +56,15 @@ def tune(
         # torch, which the device precedes
         from lantern_accel.generation.decision import describe_auto
         from lantern_accel.strategy.choices import choices_dir
-        from lantern_accel_profiles.tuning import search_for
+        from lantern_accel_profiles.tuning.auto import AutoTuner
+        from lantern_accel_profiles.tuning.trees import TreeTuner
 
         auto = strategy == AUTO
         more, budget = (relaxed or None, tv_budget) if auto else (None, None)
         asked = pipeline.strategy(strategy, relaxed=more, tv_budget=budget)
-        search = search_for(pipeline, asked, temperature=temperature, budget=max_seconds, say=note)
         tree = asked.name != AUTO
+        tuner: type[AutoTuner | TreeTuner] = TreeTuner if tree else AutoTuner
+        search = tuner(pipeline, asked, temperature=temperature, budget=max_seconds, say=note)
         choices = search.run([1] if tree else sizes, repeats)
         if output is not None:
             write_json(output, search.dump(choices))

@@ -56,6 +56,7 @@ class Search(ABC, Generic[EvidenceT]):
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.pipeline, self.strategy, self.say = pipeline, strategy, say
+        self.check()
         self.budget, self.began = budget, time.perf_counter()
         self.sampling = pipeline.sampling(temperature=temperature)
         self.temperature = self.sampling.temperature
@@ -72,6 +73,9 @@ class Search(ABC, Generic[EvidenceT]):
     def key(self, batch: int) -> dict[str, object]:
         """Return what the choice for a batch depends on; 0: what was measured for all of them."""
         return self.pipeline.measurements.key(self.strategy, batch, self.sampling)
+
+    def check(self) -> None:
+        """Raise StrategyError where the strategy has nothing to tune."""
 
     def settings(self) -> dict[str, object]:
         """Return what the evidence depends on besides the key and the prompts."""
@@ -125,13 +129,8 @@ class Search(ABC, Generic[EvidenceT]):
                 f"{need:.0f} s; give a larger --max-seconds (what was measured is kept) or fewer batches"
             )
 
-    def race(
-        self, cells: Mapping[str, Cell], repeats: int, say: Callable[[int, int], None] | None = None
-    ) -> None:
-        """Decode with all candidates in turns, until each has ``repeats`` samples.
-
-        ``say`` gets the samples that are taken and those that are wanted.
-        """
+    def race(self, cells: Mapping[str, Cell], repeats: int) -> None:
+        """Decode with all candidates in turns, until each has ``repeats`` samples."""
         self.pipeline.engines.keep(len(cells))
         entries = list(cells.values())
         longest = 0.0
@@ -149,8 +148,8 @@ class Search(ABC, Generic[EvidenceT]):
             entries, lambda c: len(c.samples), lambda c: len(c.samples) >= repeats
         ):
             time_cell(self.sample, cell)
-            if say is not None:
-                say(sum(len(one.samples) for one in entries), repeats * len(entries))
+            taken = sum(len(one.samples) for one in entries)
+            self.say(f"finalists: {taken} of {repeats * len(entries)}")
 
     def make_choice(
         self,

@@ -20,6 +20,7 @@ from pydantic import Field
 
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.sources.tree import TreeState
+from lantern_accel.errors import StrategyError
 from lantern_accel.records import Record
 from lantern_accel.strategy.choices import Choice
 from lantern_accel.strategy.sources import Path as TreePath
@@ -87,8 +88,6 @@ class Candidate(Record):
     depth: int
     expected_tokens: float = Field(description="tokens a step under the measured rates")
     predicted_ms: float
-    measured_tokens_per_second: float | None = None
-    measured_compression: float | None = None
 
 
 def _no_counts() -> list[list[float]]:
@@ -115,6 +114,13 @@ class TreeTuner(Search[TreeEvidence]):
 
     kind = TreeEvidence
 
+    def check(self) -> None:
+        if self.strategy.drafts.device_sets != "tree":
+            raise StrategyError(
+                f"the strategy {self.strategy.name!r} has no static tree to tune; choose auto, which "
+                "finds the best windows too, or eagle or lantern++"
+            )
+
     def key(self, batch: int) -> dict[str, object]:
         return self.pipeline.measurements.tree_key(self.strategy, self.temperature)
 
@@ -129,11 +135,7 @@ class TreeTuner(Search[TreeEvidence]):
         candidates = _candidates(rates, costs)
         best = candidates[:FINALISTS]
         cells = self.finalists(best, repeats)
-        for candidate in best:
-            cell = cells[_words(candidate.paths)]
-            candidate.measured_tokens_per_second = cell.tokens_per_second
-            candidate.measured_compression = cell.step_compression
-        winner = max(best, key=lambda c: c.measured_tokens_per_second or 0.0)
+        winner = max(best, key=lambda c: cells[_words(c.paths)].tokens_per_second)
         environment = describe(self.pipeline.backend, self.pipeline.dtype)
         return self.make_choice(
             batch,
@@ -226,7 +228,7 @@ class TreeTuner(Search[TreeEvidence]):
         known = self.evidence.finalists
         cells = {name: known.get(name, cell) for name, cell in fresh.items()}
         self.evidence.finalists = cells
-        self.race(cells, repeats, lambda taken, wanted: self.say(f"finalists: {taken} of {wanted}"))
+        self.race(cells, repeats)
         return cells
 
     def _cell(self, paths: tuple[TreePath, ...]) -> Cell:

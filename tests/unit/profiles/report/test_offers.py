@@ -9,7 +9,7 @@ import pytest
 from support.runs import change_samples, invented_cell, invented_run, strategies
 
 from lantern_accel.errors import RequestError
-from lantern_accel_profiles.commands.compare import NARROW, read_amount, read_amounts, read_terms
+from lantern_accel_profiles.commands.compare import NARROW, read_terms
 from lantern_accel_profiles.measure.record import Run
 from lantern_accel_profiles.report import render
 from lantern_accel_profiles.report.advice import ReportTable, headline, notes, offers_table
@@ -251,17 +251,18 @@ def test_the_report_states_the_terms_and_the_currency() -> None:
 # --- amounts from the command line --------------------------------------------------------------
 
 
-def amounts(*words: str) -> tuple[dict[str, float], set[str]]:
+def amounts(*words: str) -> tuple[dict[str, float], str]:
     runs = [invented_run("cpu-20261123-0800-89fa3cbb"), invented_run("gpu")]
-    return read_amounts("--rent", words, runs, [{runs[0].name, "cpu"}, {"gpu", "other"}])
+    terms = read_terms(runs, [{runs[0].name, "cpu"}, {"gpu", "other"}], words, [], None)
+    return terms.rent, terms.currency
 
 
 def test_an_amount_is_of_a_run_or_of_all() -> None:
     assert amounts("cpu=0.2EUR", "gpu=2.10 EUR") == (
         {"cpu-20261123-0800-89fa3cbb": 0.2, "gpu": 2.1},
-        {"EUR"},
+        "EUR",
     )
-    assert amounts("other=3$", "2$") == ({"cpu-20261123-0800-89fa3cbb": 2.0, "gpu": 3.0}, {"$"})
+    assert amounts("other=3$", "2$") == ({"cpu-20261123-0800-89fa3cbb": 2.0, "gpu": 3.0}, "$")
 
 
 @pytest.mark.parametrize(
@@ -284,10 +285,10 @@ def test_what_is_no_amount_is_refused(word: str) -> None:
 
 
 def test_names_and_currencies_are_checked() -> None:
-    with pytest.raises(RequestError, match="names no run; did you mean gpu"):
+    with pytest.raises(RequestError, match="names 0 runs; did you mean gpu"):
         amounts("gpy=1EUR")
     with pytest.raises(RequestError, match="in EUR and USD"):
         read_terms([], [], ["1EUR"], ["2USD"], None)
-    assert read_amount("--power", "0.30€") == (0.3, "€")
-    with pytest.raises(RequestError, match=r"0\.30EUR$"):
-        read_amount("--power", "0,30EUR")
+    assert read_terms([], [], [], [], "0.30€").power == 0.3
+    with pytest.raises(RequestError, match=r"--power '0,30EUR' is not an amount"):
+        read_terms([], [], [], [], "0,30EUR")

@@ -10,7 +10,7 @@ from lantern_accel_profiles.measure.record import Run
 from lantern_accel_profiles.store import COMMIT, READ
 
 #: What ``lantern-accel profile`` names a run that nobody named: device, moment, chance.
-GENERATED = re.compile(r".+-(\d{4})(\d\d)(\d\d)-(\d\d)(\d\d)-[0-9a-f]{8}")
+GENERATED = re.compile(r".+-\d{8}-\d{4}-[0-9a-f]{8}")
 
 
 def short_device(name: str) -> str:
@@ -41,26 +41,25 @@ def readable_names(runs: Sequence[Run]) -> list[Run]:
     """Return runs under names that a reader understands; a name that somebody chose stays.
 
     Runs of one device are distinguished by what differs between them: runtime, threads, dtype, weights,
-    options, kernels, torch, commit; where nothing does, by the moment. Where runs of one model differ in
+    options, kernels, torch, commit; where nothing does, by a number. Where runs of one model differ in
     dtype or weights, every name says them, since they are other work.
     """
     labels = [_label(run, runs) for run in runs]
-    taken = {label for run, label in zip(runs, labels, strict=True) if not _match_generated(run)}
+    taken = {label for run, label in zip(runs, labels, strict=True) if not is_generated(run)}
     found: list[Run] = []
     for run, label in zip(runs, labels, strict=True):
         name = label
-        if generated := _match_generated(run):
-            if labels.count(label) > 1:
-                label = f"{label}, {'-'.join(generated.groups()[:3])} {':'.join(generated.groups()[3:])}"
+        if is_generated(run):
             alike = (f"{label} ({number})" for number in itertools.count(2))
-            name = label if label not in taken else next(n for n in alike if n not in taken)
+            name = next(one for one in itertools.chain([label], alike) if one not in taken)
             taken.add(name)
         found.append(run.model_copy(update={"name": name}))
     return found
 
 
-def _match_generated(run: Run) -> re.Match[str] | None:
-    return GENERATED.fullmatch(run.name)
+def is_generated(run: Run) -> bool:
+    """Return whether nobody named a run."""
+    return GENERATED.fullmatch(run.name) is not None
 
 
 def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
@@ -70,7 +69,7 @@ def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 
 def _label(run: Run, runs: Sequence[Run]) -> str:
-    device, chosen = device_words(run), not _match_generated(run)
+    device, chosen = device_words(run), not is_generated(run)
     rest = [one for one in runs if device_words(one) == device]
     words = [run.name if chosen else device]
     for name, (read, written) in PROPERTIES.items():
@@ -78,7 +77,7 @@ def _label(run: Run, runs: Sequence[Run]) -> str:
         same_model = [one for one in runs if one.settings.model == run.settings.model]
         other_work = name in OTHER_WORK and len({read(one) for one in same_model}) > 1
         if other_work or (len(alike) < len(rest) and not chosen):
-            words.append(re.sub("^1 threads$", "1 thread", written.format(read(run))))
+            words.append(written.format(read(run)))
         rest = alike
     return ", ".join(words)
 
@@ -99,21 +98,15 @@ def _weights(run: Run) -> str:
 
 
 def _kernels(run: Run) -> str:
-    values = [f"{note}: ".split(": ")[1] for note in run.environment.device.notes]
-    short = [one.upper() for one in values if 0 < len(one) <= 16]
-    later = {
-        one: short[at + 1 :] for at, one in enumerate(short)
-    }  # which may say the same and more
-    return (
-        " ".join(one for one in later if not any(x.startswith(one) for x in later[one]))
-        or "unnamed"
-    )
+    """Return the last short value among a device's notes, which names its kernels."""
+    values = [f"{note}: ".split(": ")[1].upper() for note in run.environment.device.notes]
+    return next((one for one in reversed(values) if 0 < len(one) <= 16), "unnamed")
 
 
 #: What may differ between runs of one device, and how a label says it.
 PROPERTIES: dict[str, tuple[Callable[[Run], str], str]] = {
     "runtime": (lambda run: run.environment.device.backend, "through {}"),
-    "threads": (lambda run: str(run.environment.threads or "unknown"), "{} threads"),
+    "threads": (lambda run: str(run.environment.threads or "unknown"), "threads {}"),
     "dtype": (lambda run: run.settings.dtype, "{}"),
     "weights": (_weights, "{} weights"),
     "options": (_options, "{}"),
@@ -131,6 +124,6 @@ def setup_of(run: Run) -> tuple[object, ...]:
 
     That are the device, the model, the protocol and all software.
     """
-    device = device_words(run) if _match_generated(run) else run.name
+    device = device_words(run) if is_generated(run) else run.name
     what = device, run.settings.model, run.settings.plan.quick
     return *what, *(read(run) for read, _ in PROPERTIES.values())

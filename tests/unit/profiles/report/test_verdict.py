@@ -164,16 +164,14 @@ def test_runs_that_nobody_named_are_called_after_their_device() -> None:
     twins = [named(f"cpu-20261123-0800-{i:08x}") for i in range(3)]
     for runs, tails in (
         ([first], [""]),
-        ([first, one], [", 2 threads", ", 1 thread"]),
+        ([first, one], [", threads 2", ", threads 1"]),
         ([first, rounded], [", full weights", ", int8 weights"]),
-        ([first, later], [", 2026-11-23 08:00", ", 2026-11-23 09:01"]),
-        (twins, [f", 2026-11-23 08:00{number}" for number in ("", " (2)", " (3)")]),
+        ([first, later], ["", " (2)"]),
+        (twins, ["", " (2)", " (3)"]),
         ([first, xla], [", through abacus", ", through xla"]),
     ):
         found = [run.name for run in readable_names(runs)]
         assert found == [f"Intel Xeon @ 2.50GHz{tail}" for tail in tails]
-    odd = [named("cpu-99999999-9999-89fa3cbb"), named("cpu-99999999-9999-89fa3cbc")]
-    assert readable_names(odd)[1].name.endswith("9999-99-99 99:99 (2)")
 
 
 def test_every_batch_size_has_its_answer() -> None:

@@ -115,15 +115,15 @@ def _figure_gaps(
 ) -> Iterator[Gap]:
     """Collect every 'not measured' of runs and rows, once a reason."""
     checked = {(r.backend, r.device_name) for r in conformance if not r.simulated}
+    rows = [row for section in sections for row in section.rows]
     for run in runs:
-        found: dict[str, set[str]] = {}
         device = run.environment.device
         known = {"conformance"} if (device.backend, device.name) in checked else set()
-        parts = [run.model_dump(exclude={"contact_sheet", "cells", "steps", "loads"} | known)]
+        raw = {"contact_sheet", "cells", "steps", "loads"}
+        parts = [run.model_dump(exclude=raw | known)]
         parts += [cell.model_dump(exclude={"warmup", "samples"}) for cell in run.cells]
-        follow = {"verdict", "quality"}
-        rows = (row for section in sections for row in section.rows if row.run == run.name)
-        parts += [row.model_dump(exclude=follow) for row in rows]
+        parts += [r.model_dump(exclude={"verdict", "quality"}) for r in rows if r.run == run.name]
+        found: dict[str, set[str]] = {}
         for field, reason in _find_missing(parts, ""):
             found.setdefault(reason, set()).add(field)
         for reason, fields in found.items():

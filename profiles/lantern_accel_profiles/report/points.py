@@ -12,7 +12,6 @@ from pydantic import Field
 from lantern_accel.device.host_load import BUSY
 from lantern_accel.records import Record
 from lantern_accel_profiles.measure.record import (
-    Cell,
     Interval,
     LoadCell,
     NotMeasured,
@@ -40,7 +39,10 @@ JOULES_PER_KWH = 3.6e6
 #: Samples that the images of a load are cut into, at most.
 MOST_GROUPS = 10
 #: What a point has as its row does.
-OF_ROW = ("run", "strategy", "detail", "batch", "temperature", "fidelity", "moved", "latency")
+OF_ROW = (
+    "run", "strategy", "detail", "batch", "temperature", "fidelity", "moved", "latency",
+    "joules_per_image",
+)  # fmt: skip
 
 
 class Cost(Record):
@@ -183,31 +185,31 @@ def points_of(
             row = ready[run.name, cell.strategy.name, cell.batch, cell.temperature]
             if cell is not measured:
                 row = row_of(run.model_copy(update={"cells": [cell]}), cell)
-            if (point := _point(row, cell, terms)) is not None:
-                found.append((point, [float(s.total) / cell.batch for s in cell.samples]))
+            totals = readings([s.total for s in cell.samples])
+            rate, each = row.images_per_second, row.seconds_per_image
+            if isinstance(totals, str) or isinstance(rate, str) or isinstance(each, str):
+                continue
+            point = Point(
+                **{name: getattr(row, name) for name in OF_ROW},
+                images_per_second=rate,
+                seconds_per_image=each,
+                in_time=_share_within(totals, terms),
+                requests=len(totals),
+                doubt=describe_disturbance(cell),
+                unsettled=why_unjudged(cell),
+            )
+            found.append((point, [total / cell.batch for total in totals]))
         found += [one for load in run.loads if (one := _load_point(run, load, terms)) is not None]
     points = [one for one, _ in found]
-    return (
-        [one.model_copy(update={"front": _on_front(one, points)}) for one in points],
-        {one.key: seconds for one, seconds in found},
-    )
+    for one in points:
+        one.front = _on_front(one, points)
+    return points, {one.key: seconds for one, seconds in found}
 
 
-def _point(row: Row, cell: Cell, terms: Terms) -> Point | None:
-    totals = readings([s.total for s in cell.samples])
-    rate, each = row.images_per_second, row.seconds_per_image
-    if isinstance(totals, str) or isinstance(rate, str) or isinstance(each, str):
-        return None
-    return Point(
-        **{name: getattr(row, name) for name in OF_ROW},
-        joules_per_image=row.joules_per_image,
-        images_per_second=rate,
-        seconds_per_image=each,
-        in_time=float(np.mean([total <= (terms.latency_s or math.inf) for total in totals])),
-        requests=len(totals),
-        doubt=describe_disturbance(cell),
-        unsettled=why_unjudged(cell),
-    )
+def _share_within(seconds: Sequence[float], terms: Terms) -> float:
+    """Return the share of requests within the bound on latency; infinite: without an image."""
+    bound = terms.latency_s or math.inf
+    return float(np.mean([one <= bound and math.isfinite(one) for one in seconds]))
 
 
 def _load_point(run: Run, cell: LoadCell, terms: Terms) -> tuple[Point, list[float]] | None:
@@ -229,7 +231,6 @@ def _load_point(run: Run, cell: LoadCell, terms: Terms) -> tuple[Point, list[flo
     moved = None if isinstance(spent, str) else float(np.mean(spent))
     if moved is not None and rounding is not None:
         moved += float(np.mean(rounding.by_image))
-    bound = terms.latency_s or math.inf
     doubt = ""
     if is_measured(cell.others_cpu) and cell.others_cpu > BUSY:
         doubt = busy_words(cell.others_cpu)
@@ -247,7 +248,7 @@ def _load_point(run: Run, cell: LoadCell, terms: Terms) -> tuple[Point, list[flo
         images_per_second=intervals.reciprocal(each),
         seconds_per_image=each,
         latency={f"p{p}": intervals.percentile(came, p) for p in PERCENTILES},
-        in_time=sum(one <= bound for one in came) / len(cell.latencies),
+        in_time=_share_within(cell.latencies, terms),
         requests=len(cell.latencies),
         joules_per_image=cell.joules_per_image,
         first_partial_s=float(np.median(first)) if first else not_measured("no partial image came"),
@@ -262,18 +263,16 @@ def _on_front(point: Point, points: Sequence[Point]) -> bool:
 
     An exact strategy is not worse for a relaxed one that is faster: fidelity counts, too.
     """
-    own = _measures(point)
-    rivals = [
-        _measures(one)
-        for one in points
-        if (one.run, one.service, one.temperature) == (point.run, point.service, point.temperature)
-        and not one.doubt
-    ]
+
+    def measures(one: Point) -> tuple[float, float, float]:
+        moved = math.inf if one.moved is None else one.moved
+        return -one.images_per_second.value, one.seconds, moved
+
+    own, kind = measures(point), (point.run, point.service, point.temperature)
     return not any(
-        all(a <= b for a, b in zip(one, own, strict=True)) and one != own for one in rivals
+        (one.run, one.service, one.temperature) == kind
+        and not one.doubt
+        and measures(one) != own
+        and all(a <= b for a, b in zip(measures(one), own, strict=True))
+        for one in points
     )
-
-
-def _measures(one: Point) -> tuple[float, float, float]:
-    moved = math.inf if one.moved is None else one.moved
-    return -one.images_per_second.value, one.seconds, moved

@@ -158,15 +158,11 @@ def same_rounds(run: Run) -> Run:
     Fast cells take more samples than slow ones, and a report uses the rounds that all cells have. An
     unfinished cell with fewer samples than planned does not shorten the others.
     """
-    counts: dict[tuple[int, float], list[int]] = {}
-    for cell in run.cells:
-        if cell.samples:
-            counts.setdefault((cell.batch, cell.temperature), []).append(len(cell.samples))
     planned = run.settings.plan.samples
     cells = []
     for cell in run.cells:
-        here = counts.get((cell.batch, cell.temperature), [0])
-        rounds = min([n for n in here if n >= planned] or here)
+        counts = [len(one.samples) for one in _measured_with(run, cell)]
+        rounds = min([n for n in counts if n >= planned] or counts, default=0)
         cells.append(cell.model_copy(update={"samples": cell.samples[:rounds]}))
     return run.model_copy(update={"cells": cells})
 
@@ -179,14 +175,20 @@ def row_of(run: Run, cell: Cell) -> Row:
         how = "--resume" if run.settings.plan.quality_images else "with `lantern-accel profile`"
         quality = run.quality_of(cell) or not_measured(f"not in this run; `{run.command} {how}`")
     hidden = cell.relaxed and not is_quality_known(quality)
-    speedup, verdict = against(cell, base, NO_LOSS if hidden else NO_BASE, hidden)
+    speedup: Interval | str = NO_LOSS if hidden else NO_BASE
+    verdict: Verdict | str = speedup
+    if base is not None and not hidden:
+        speedup = intervals.speed_ratio(*seconds_of(base, cell))
+        verdict = intervals.verdict(speedup, unsettled=why_unjudged(cell, base))
     if base is cell:
         verdict = not_measured("vanilla is the base")
     made = [float(s.tokens - s.images) for s in cell.samples]
     steps = [float(s.steps) for s in cell.samples]
     totals = readings([s.total for s in cell.samples])
     seconds = if_measured(totals, lambda n: intervals.median([t / cell.batch for t in n]))
-    per_image = _energy(cell, run)
+    used = [(s.energy_mj / 1e3, s.images) for s in cell.samples if s.energy_mj is not None]
+    joules = sum(energy for energy, _ in used)
+    no_meter = not_measured(f"backend {run.environment.device.backend!r} reads no energy meter")
     rounding = run.settings.rounding
     return Row(
         run=run.name,
@@ -211,29 +213,29 @@ def row_of(run: Run, cell: Cell) -> Row:
         quality=quality,
         rounding=None if rounding is None else intervals.mean(rounding.by_image),
         peak_bytes=if_measured(cell.memory, lambda memory: memory.peak_bytes),
-        joules_per_image=per_image,
+        joules_per_image=joules / sum(n for _, n in used) if joules else no_meter,
         **{name: getattr(cell, name) for name in AS_MEASURED},
         phase_ms=phase_ms(cell),
         phases_from=cell.step_ms_from,
     )
 
 
-def _partner(run: Run, cell: Cell, fits: Callable[[Cell], bool]) -> Cell | None:
-    """Return the first measured cell of the same batch size and temperature that fits."""
-    here = (o for o in run.cells if (o.batch, o.temperature) == (cell.batch, cell.temperature))
-    return next((other for other in here if other.samples and fits(other)), None)
-
-
 def base_of(run: Run, cell: Cell) -> Cell | None:
     """Return plain decoding at a cell's batch size and temperature; None where it was not run."""
-    return _partner(run, cell, lambda other: other.strategy.name == "vanilla")
+    return next((one for one in _measured_with(run, cell) if one.strategy.name == "vanilla"), None)
 
 
 def twin_of(run: Run, cell: Cell) -> Cell | None:
     """Return exact decoding on a relaxed cell's tree, or in its window; None where it was not run."""
-    return _partner(
-        run, cell, lambda o: not o.relaxed and o.strategy.drafts == cell.strategy.drafts
-    )
+    drafts = cell.strategy.drafts
+    here = (one for one in _measured_with(run, cell) if not one.relaxed)
+    return next((one for one in here if one.strategy.drafts == drafts), None)
+
+
+def _measured_with(run: Run, cell: Cell) -> list[Cell]:
+    """Return the measured cells of a cell's batch size and temperature."""
+    setting = cell.batch, cell.temperature
+    return [one for one in run.cells if one.samples and (one.batch, one.temperature) == setting]
 
 
 def is_plain(cell: Cell) -> bool:
@@ -250,10 +252,11 @@ def pool_samples(run: Run, cell: Cell) -> Cell | None:
     base = base_of(run, cell)
     if base is None or not is_plain(cell):
         return cell
-    here = (o for o in run.cells if (o.batch, o.temperature) == (cell.batch, cell.temperature))
-    alike = [one for one in here if is_plain(one)]
+    if cell is not base:
+        return None
+    alike = [one for one in _measured_with(run, cell) if is_plain(one)]
     samples = sorted((s for one in alike for s in one.samples), key=lambda s: (s.session, s.at))
-    return base.model_copy(update={"samples": samples}) if cell is base else None
+    return base.model_copy(update={"samples": samples})
 
 
 def seconds_of(*cells: Cell) -> list[list[float]]:
@@ -266,19 +269,6 @@ def seconds_of(*cells: Cell) -> list[list[float]]:
         [float(s.total if whole else s.prefill + s.decode) / cell.batch for s in cell.samples]
         for cell in cells
     ]
-
-
-def against(
-    cell: Cell, base: Cell | None, reason: str = NO_BASE, hidden: bool = False
-) -> tuple[Interval | str, Verdict | str]:
-    """Return the speed of whole requests over another cell of the run, and its verdict.
-
-    ``reason`` takes their places where there is no other cell, or its figures are to be ``hidden``.
-    """
-    if base is None or hidden:
-        return reason, reason
-    speedup = intervals.speed_ratio(*seconds_of(base, cell))
-    return speedup, intervals.verdict(speedup, unsettled=why_unjudged(cell, base))
 
 
 def why_unjudged(*cells: Cell) -> str:
@@ -297,7 +287,8 @@ def why_unjudged(*cells: Cell) -> str:
 
 def describe_disturbance(cell: Cell) -> str:
     """Say why no time of a cell is believed: a busy machine, or a clock that jumped; empty: neither."""
-    if (share := others_share(cell)) is not None and share > BUSY:
+    shares = [s.others_cpu for s in cell.samples if is_measured(s.others_cpu)]
+    if shares and (share := statistics.median(shares)) > BUSY:
         return busy_words(share)
     if jumps := clock_jumps(cell.samples):
         return f"a clock jumped in {jumps} of {len(cell.samples)} samples of {cell.name}"
@@ -317,12 +308,6 @@ def clock_jumps(samples: Sequence[Sample]) -> int:
         follows = before is not None and before.session == sample.session
         found += far or (follows and sample.at < (before.at if before else 0.0))
     return found
-
-
-def others_share(cell: Cell) -> float | None:
-    """Return the median share of the host that others used during a cell; None: not known."""
-    known = [s.others_cpu for s in cell.samples if is_measured(s.others_cpu)]
-    return statistics.median(known) if known else None
 
 
 def phase_ms(cell: Cell) -> dict[str, Reading]:
@@ -373,13 +358,3 @@ def readings(values: Sequence[Reading]) -> list[float] | NotMeasured:
 def if_measured(value: Value | str, figure: Callable[[Value], Found]) -> Found | str:
     """Return a figure of what was measured, or why it was not."""
     return value if isinstance(value, str) else figure(value)
-
-
-def _energy(cell: Cell, run: Run) -> Reading:
-    """Return joules per image, over all samples."""
-    used = [(s.energy_mj, s.images) for s in cell.samples if s.energy_mj is not None]
-    total = sum(energy for energy, _ in used)
-    if not total:
-        backend = run.environment.device.backend
-        return not_measured(f"backend {backend!r} reads no energy meter")
-    return total / 1e3 / sum(images for _, images in used)

@@ -107,22 +107,18 @@ class Terms(Record):
 
     def words(self) -> str:
         """Return the terms in words, for a sentence."""
-        parts = [
-            f"strategies with a TV of at most {self.tv_budget:g} per token"
-            if self.tv_budget
-            else "exact decoding",
-            "no bound on latency"
-            if self.latency_s is None
-            else f"95 % of the requests within {self.latency_s:g} s",
-        ]
-        if self.buy:
-            parts.append(f"bought devices that run for {self.years:g} years without pause")
-        if self.power is not None:
-            more = f", times {self.overhead:g} for the site" if self.overhead > 1 else ""
-            parts.append(f"{self.power:g} {self.currency} per kWh{more}")
-        return ", ".join(
-            parts if self.amounts else [*parts, "no cost of a device given (--buy, --rent)"]
+        exact = (
+            f"a TV of at most {self.tv_budget:g} per token" if self.tv_budget else "exact decoding"
         )
+        latency = "no bound on latency"
+        if self.latency_s is not None:
+            latency = f"95 % of the requests within {self.latency_s:g} s"
+        costs = [] if self.amounts else ["no cost of a device given (--buy, --rent)"]
+        if self.buy:
+            costs.append(f"bought devices that run for {self.years:g} years without pause")
+        if self.power is not None:
+            costs.append(f"{self.power:g} {self.currency} per kWh, times {self.overhead:g}")
+        return ", ".join([exact, latency, *costs])
 
     @property
     def amounts(self) -> bool:

@@ -140,8 +140,7 @@ def _environment(*, html_page: bool) -> Environment:
     functions = (advice.headline, advice.notes, advice.offers_table, advice.points_table)
     functions += (advice.equal_table, device_sentences)
     environment.globals.update({one.__name__: one for one in functions}, grouped=_group_by)
-    names = "number percent reading interval span reason times size"
-    names += " verdict_words as_sentence_list"
+    names = "number percent reading interval reason times size verdict_words"
     environment.filters.update(
         {name: getattr(writing, name) for name in names.split()},
         coded=_mark_code,

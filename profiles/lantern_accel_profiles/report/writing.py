@@ -37,18 +37,12 @@ def reading(value: Reading | None) -> str:
     return number(value) if is_measured(value) else MISSING
 
 
-def interval(value: Interval | str | None, unit: str = "") -> str:
-    """Return a figure and its interval: ``352 (340 to 361)``."""
+def interval(value: Interval | str, unit: str = "") -> str:
+    """Return a figure and its interval, if that is no point: ``352 (340 to 361)``."""
     if not isinstance(value, Interval):
         return MISSING
-    return " ".join(filter(None, (number(value.value), unit, span(value))))
-
-
-def span(value: Interval | str) -> str:
-    """Return an interval alone, in brackets; empty where it is a point."""
-    if not isinstance(value, Interval) or value.low == value.high:
-        return ""
-    return f"({number(value.low)} to {number(value.high)})"
+    span = "" if value.low == value.high else f"({number(value.low)} to {number(value.high)})"
+    return " ".join(filter(None, (number(value.value), unit, span)))
 
 
 def reason(value: object) -> str:
@@ -62,12 +56,10 @@ def verdict_words(word: str) -> str:
     return f"no verdict: {reason(word)}" if reason(word) else VERDICTS.get(word, word)
 
 
-def times(value: Interval | float | str) -> str:
+def times(value: Interval | str) -> str:
     """Return a ratio with its interval: ``1.13x (0.91 to 1.32)``."""
     if isinstance(value, str):
         return MISSING
-    if not isinstance(value, Interval):
-        return f"{value:.2f}x"
     if value.low == value.high:
         return f"{value.value:.2f}x"
     return f"{value.value:.2f}x ({value.low:.2f} to {value.high:.2f})"

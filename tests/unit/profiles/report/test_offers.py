@@ -85,6 +85,12 @@ def test_a_bound_is_kept_by_95_of_100_requests() -> None:
     (late,) = offers_of(timed("gpu", [1.0] * 36 + [3.0] * 4), latency_s=2.0)
     assert late.point is None and "90 %" in late.reason
     assert said(timed("gpu", [1.0] * 8), latency_s=0.5).startswith("No device is recommended")
+    both = timed("gpu", [1.0] * 36 + [3.0] * 4)
+    both.cells += timed("gpu", [3.0] * 40, batch=4).cells
+    (late,) = offers_of(both, latency_s=2.0)
+    assert "at most 90 %" in late.reason
+    (row,) = table_of(timed("gpu", [1.0] * 39 + [3.0]), latency_s=2.0).rows
+    assert "; 98 % in time" in row[3]
 
 
 def test_a_short_bound_makes_a_smaller_batch_the_better_offer() -> None:
@@ -127,6 +133,7 @@ def test_the_fastest_device_is_named_with_its_lead_over_the_next() -> None:
     words = said(slow, fast, latency_s=2.0)
     assert words.startswith("Within 2 s") and "choose fast: 4.00 images/s, 4.00x" in words
     assert "slow makes 1.00" in said(slow) and "2 s" not in said(slow)
+    assert column(table_of(slow, fast), "Slower than #1 by") == ["first", "4.00x"]
 
 
 @pytest.mark.parametrize(

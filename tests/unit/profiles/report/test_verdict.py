@@ -116,7 +116,7 @@ def test_another_run_of_the_first_device_gets_no_verdict() -> None:
     assert first.measured == "quick run, 8 requests"
     assert reason(again.verdict) == "another run of the first device" and other.verdict == "same"
     text = headline(compare(found[:2], profiles=[]).models[0], Terms())
-    assert "makes" in text and "choose" not in text
+    assert "makes" in text and "choose" not in text and "another run" not in text
 
 
 def test_the_screen_is_about_the_smallest_common_batch() -> None:

@@ -17,7 +17,7 @@ def whole_numbers(option: str, given: Sequence[str], least: int, most: int) -> l
     found = numbers(option, given, least, most)
     for one in found:
         if one != int(one):
-            raise RequestError(f"{option} takes whole numbers, such as 1,4, not {one:g}")
+            raise RequestError(f"{option} takes integers, such as 1,4, not {one:g}")
     return [int(one) for one in found]
 
 

@@ -197,8 +197,8 @@ def points_of(
             found.append((point, [total / cell.batch for total in totals]))
         found += [one for load in run.loads if (one := _load_point(run, load, terms)) is not None]
     points = [one for one, _ in found]
-    for one in points:
-        one.front = _on_front(one, points)
+    for point in points:
+        point.front = _on_front(point, points)
     return points, {one.key: seconds for one, seconds in found}
 
 

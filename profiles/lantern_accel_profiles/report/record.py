@@ -85,7 +85,7 @@ class ModelSection(Record):
     @property
     def runs(self) -> list[str]:
         """Names of runs that have points, the best offer's first, as plots colour them."""
-        return list(dict.fromkeys(one.run for one in (*self.offers, *self.points)))
+        return list(dict.fromkeys([*(o.run for o in self.offers), *(p.run for p in self.points)]))
 
     @property
     def many_temperatures(self) -> bool:

@@ -137,9 +137,9 @@ def _environment(*, html_page: bool) -> Environment:
         undefined=jinja2.StrictUndefined,
         finalize=None if html_page else _escape_markup,
     )
-    functions = (advice.headline, advice.notes, advice.offers_table, advice.points_table)
-    functions += (advice.equal_table, device_sentences)
-    environment.globals.update({one.__name__: one for one in functions}, grouped=_group_by)
+    for name in ("headline", "notes", "offers_table", "points_table", "equal_table"):
+        environment.globals[name] = getattr(advice, name)
+    environment.globals.update(device_sentences=device_sentences, grouped=_group_by)
     names = "number percent reading interval reason times size verdict_words"
     environment.filters.update(
         {name: getattr(writing, name) for name in names.split()},

@@ -175,8 +175,9 @@ def row_of(run: Run, cell: Cell) -> Row:
         how = "--resume" if run.settings.plan.quality_images else "with `lantern-accel profile`"
         quality = run.quality_of(cell) or not_measured(f"not in this run; `{run.command} {how}`")
     hidden = cell.relaxed and not is_quality_known(quality)
-    speedup: Interval | str = NO_LOSS if hidden else NO_BASE
-    verdict: Verdict | str = speedup
+    reason = NO_LOSS if hidden else NO_BASE
+    speedup: Interval | str = reason
+    verdict: Verdict | str = reason
     if base is not None and not hidden:
         speedup = intervals.speed_ratio(*seconds_of(base, cell))
         verdict = intervals.verdict(speedup, unsettled=why_unjudged(cell, base))

@@ -38,7 +38,7 @@ def reading(value: Reading | None) -> str:
 
 
 def interval(value: Interval | str, unit: str = "") -> str:
-    """Return a figure and its interval, if that is no point: ``352 (340 to 361)``."""
+    """Return a figure, and its interval if its ends differ: ``352 (340 to 361)``."""
     if not isinstance(value, Interval):
         return MISSING
     span = "" if value.low == value.high else f"({number(value.low)} to {number(value.high)})"

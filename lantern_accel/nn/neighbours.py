@@ -13,6 +13,8 @@ from torch.nn import functional as F
 from lantern_accel.errors import StrategyError
 from lantern_accel.files import read_tensors, write_tensors
 
+#: Codebooks up to this size are sorted whole: fast enough, and no value is looked at.
+SORTED = 4096
 #: Distances that are held at once, 2 MB; sorting them takes a few times as much.
 AT_ONCE = 2**18
 
@@ -41,7 +43,11 @@ def neighbour_table(codebook: Tensor, k: int) -> Tensor:
         distance -= 2 * part @ book.t()
         here = torch.arange(len(part))
         distance[here, start + here] = float("inf")
-        table[start : start + chunk] = _nearest(distance, k)
+        if size <= SORTED:
+            nearest = distance.sort(dim=-1, stable=True).indices[:, :k]
+        else:
+            nearest = _nearest(distance, k)
+        table[start : start + chunk] = nearest
     return table
 
 

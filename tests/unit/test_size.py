@@ -17,6 +17,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "lantern_accel"
 #: What measures and reports, a package of its own.
 PROFILES = ROOT / "profiles" / "lantern_accel_profiles"
+#: Folders of the wheel, together: a line that moves from one to another is not saved.
+WHEEL = [PACKAGE, PROFILES, ROOT / "backends"]
 #: Classes of :mod:`lantern_accel.strategy` that say where drafts come from.
 SOURCES = {"NoTree", "ChainTree", "StaticTree", "DynamicTree", "Window", "SelfDrafts"}
 SOURCES |= {"AdaptiveSource", "DraftConfig"}
@@ -92,11 +94,11 @@ def doubled() -> int:
 
 
 BOUNDS = {
-    "lines of the package": (lambda: lines(PACKAGE), 40370),
-    "lines of the package that measures": (lambda: lines(PROFILES), 11359),
-    "lines of decoding with its sources": (lambda: lines(PACKAGE / "decoding"), 3967),
-    "Any, in annotations and aliases": (loose, 190),
-    "attributes that are read by name": (read_by_name, 64),
+    "lines of all that the wheel holds": (lambda: sum(map(lines, WHEEL)), 65940),
+    "lines of tests": (lambda: lines(ROOT / "tests"), 50430),
+    "lines of decoding with its sources": (lambda: lines(PACKAGE / "decoding"), 3949),
+    "Any, in annotations and aliases": (loose, 183),
+    "attributes that are read by name": (read_by_name, 60),
     "public classes of a name that another class has": (doubled, 1),
     "isinstance of a source of drafts outside strategy": (questions, 8),
 }

@@ -34,13 +34,17 @@ _Made = TypeVar("_Made")
 def _served(
     name: str, run: Callable[Concatenate[Kernels, _Given], _Made | None]
 ) -> Callable[Concatenate[NativeCpu, _Given], _Made]:
-    """Return a method that calls a function of the kernels, and the reference's where that gives None."""
+    """Return a method that calls a function of the kernels, and the reference's where that gives None.
+
+    Kernels give int64 indices; where another dtype is used, the reference serves.
+    """
 
     def call(self: NativeCpu, /, *given: _Given.args, **named: _Given.kwargs) -> _Made:
-        self.kernels.threads()
-        out = run(self.kernels, *given, **named)
-        if out is not None:
-            return out
+        if self.index == torch.int64:
+            self.kernels.threads()
+            out = run(self.kernels, *given, **named)
+            if out is not None:
+                return out
         reference: Callable[_Given, _Made] = getattr(super(NativeCpu, self), name)
         return reference(*given, **named)
 

@@ -46,9 +46,7 @@ def read_made(kind: type[Made], path: Path, stage: str, field: str = "") -> Made
         found = read_json_file(path)
         return kind.model_validate(found[field] if field else found)
     except FileNotFoundError:
-        raise DataError(
-            f"{path.parent} holds no trained {stage}; train the {stage} first"
-        ) from None
+        raise DataError(f"{path.parent} holds no trained {stage}; train it first") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())[:120]
         raise DataError(
@@ -99,9 +97,7 @@ def bundle(
         parts["drafter"] = work / "drafter"
     for part, folder in parts.items():
         if not (folder / f"{part}.safetensors").is_file():
-            raise DataError(
-                f"{folder / part}.safetensors is not there; train the {folder.name} first"
-            )
+            raise DataError(f"{folder} holds no {part}.safetensors; train the {folder.name} first")
     drafter = None
     if "drafter" in parts:
         drafter = read_made(DrafterConfig, parts["drafter"] / "drafter.json", "drafter")

@@ -14,7 +14,7 @@ from lantern_emoji.folder import read_made
 @pytest.mark.parametrize(
     ("text", "field", "told"),
     [
-        (None, "", "holds no trained target; train the target first"),
+        (None, "", "holds no trained target; train it first"),
         ("[]", "", "target.json is not what training a target writes"),
         ('{"steps": 3', "", "is not what"),
         ('{"steps": "three"}', "", "is not what"),

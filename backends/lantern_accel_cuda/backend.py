@@ -487,7 +487,7 @@ class DeviceBackend(Backend):
 
     def synchronize(self) -> None:
         """Wait for all streams of this GPU."""
-        with faults.explained(self.device, "waiting for it"):
+        with faults.explain_errors(self.device, "waiting for it"):
             torch.cuda.synchronize(self.device)
 
     def stopwatch(self) -> Stopwatch:

@@ -23,7 +23,7 @@ from lantern_accel.errors import (
     NotCapturableError,
 )
 from lantern_accel_cuda.agreement import Site
-from lantern_accel_cuda.faults import by_kernel, explained, is_lost
+from lantern_accel_cuda.faults import by_kernel, explain_errors, is_lost
 from lantern_accel_cuda.graphs import Recorder
 from lantern_accel_cuda.handles import event
 from lantern_accel_cuda.options import has_triton
@@ -114,7 +114,7 @@ def time_stage(
     with (
         _disable_current_modes(),
         torch.inference_mode(),
-        explained(site.device, "timing products"),
+        explain_errors(site.device, "timing products"),
     ):
         count = max(2, min(-(-MOST_BYTES // nbytes), CALLS)) if timed else 1
         count = max(1, min(count, torch.cuda.mem_get_info(site.device)[0] // (4 * nbytes)))

@@ -66,7 +66,7 @@ class PinnedCopy(HostCopy):
     def read(self) -> Tensor:
         """Return the oldest posted copy that was not read yet, on the host."""
         slot = self._posted.popleft()
-        with faults.explained(self._source.device, "decoding"):
+        with faults.explain_errors(self._source.device, "decoding"):
             slot.copied.synchronize()
         value = slot.host.clone()
         self._free.append(slot)

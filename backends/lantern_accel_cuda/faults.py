@@ -154,7 +154,7 @@ def not_opened(error: BaseException, device: torch.device) -> BackendError:
 
 
 @contextmanager
-def explained(device: torch.device, doing: str) -> Iterator[None]:
+def explain_errors(device: torch.device, doing: str) -> Iterator[None]:
     """Explain errors of the GPU that leave the block; others pass."""
     try:
         yield

@@ -52,7 +52,7 @@ class GraphReplay(Replay):
 
     def __call__(self) -> None:
         """Give the recording to the GPU; returns before it has run."""
-        with faults.explained(self._device, f"replaying the {self._name}"):
+        with faults.explain_errors(self._device, f"replaying the {self._name}"):
             super().__call__()
 
     def _run(self) -> None:

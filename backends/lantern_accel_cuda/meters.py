@@ -46,7 +46,7 @@ class EventStopwatch(Stopwatch):
     def __exit__(self, *exc: object) -> None:
         if exc[0] is not None:  # after an error the GPU may not answer
             return
-        with faults.explained(self._device, "waiting for it"):
+        with faults.explain_errors(self._device, "waiting for it"):
             self._to.record(torch.cuda.current_stream(self._device))
             self._to.synchronize()
         self.seconds = self._from.elapsed_time(self._to) / 1000

@@ -127,7 +127,7 @@ def generate(
     if output is None:
         output = Path("lantern.png") if overwrite or resume else free_name(files)
     check_files(output, stats_path, files, overwrite=overwrite, resume=resume)
-    loading = load.opened(quiet, size=asked.size, strategy=asked.drafting)
+    loading = load.open(quiet, size=asked.size, strategy=asked.drafting)
     with made.open_pipeline(loading) if made else loading as pipeline:
         prompt = words[0] if len(words) == 1 else words
         pipeline.request(prompt, **settings)
@@ -256,7 +256,7 @@ def _draw_folder(
     from lantern_accel.generation.folder import generate_file
 
     said = read_settings(settings)
-    opened = partial(load.opened, quiet, size=said.size, strategy=said.drafting)
+    opened = partial(load.open, quiet, size=said.size, strategy=said.drafting)
     with bar("generating", quiet, unit="images") as report:
         summary = generate_file(
             prompts,

@@ -90,7 +90,7 @@ class Loading(OnDevice):
         return {**given, "options": self.options}
 
     @contextmanager
-    def opened(self, quiet: bool = False, **more: Any) -> Iterator[Pipeline]:
+    def open(self, quiet: bool = False, **more: Any) -> Iterator[Pipeline]:
         """Load the model with a bar, and lines for licences and downloads; close it after the block.
 
         ``more``: further keywords of :func:`lantern_accel.load`.

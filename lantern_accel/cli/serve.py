@@ -83,7 +83,7 @@ def serve(
         "root_path": _root_path(root_path),
     }
     _check_address(host, port)
-    with load.opened() as pipeline:
+    with load.open() as pipeline:
         from lantern_accel.serving.app import Server, make_app
         from lantern_accel.serving.scheduler import ServerSettings, usual_slots
 

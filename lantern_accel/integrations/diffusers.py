@@ -17,7 +17,7 @@ from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.integrations.adapter import InterruptedDecodingError, Own, fresh_seeds
 from lantern_accel.integrations.decoding import Accelerated
 from lantern_accel.integrations.glm_image import sample_prior
-from lantern_accel.integrations.transformers import accelerated
+from lantern_accel.integrations.transformers import decoder_of
 from lantern_accel.integrations.transformers import restore as restore_model
 from lantern_accel.strategy.values import Strategy
 
@@ -41,7 +41,7 @@ def _adapter(
             "the pipeline was loaded without its prior (vision_language_encoder is None); name one: "
             "accelerate(pipe, prior=the folder of the release)"
         )
-    return accelerated(pipe.vision_language_encoder, **settings)
+    return decoder_of(pipe.vision_language_encoder, **settings)
 
 
 def accelerate(

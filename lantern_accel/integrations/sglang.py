@@ -24,7 +24,7 @@ from lantern_accel.families.glm_image.grids import grid_of, prior_token_ids
 from lantern_accel.families.releases import require
 from lantern_accel.integrations.adapter import SampledTokens, fresh_seeds, settings_in
 from lantern_accel.integrations.glm_image import sample_prior
-from lantern_accel.integrations.transformers import accelerated
+from lantern_accel.integrations.transformers import decoder_of
 
 if TYPE_CHECKING:
     from sglang.multimodal_gen.runtime.pipelines_core.schedule_batch import OutputBatch, Req
@@ -140,7 +140,7 @@ def _prior(
 def _codes(stage: GlmImageAR, prompt: str, size: tuple[int, int], seed: int | None) -> Tensor:
     """Return an image's codes, ``[N]``, sampled with those that the request will ask for next."""
     request = _request.get() or _ImageSeeds([])
-    ours = accelerated(stage.vision_language_encoder, **settings_in(SETTINGS))
+    ours = decoder_of(stage.vision_language_encoder, **settings_in(SETTINGS))
 
     def generate(seeds: list[tuple[int, int]]) -> Tensor:
         drawn = sample_prior(ours, stage.processor, [prompt] * len(seeds), size, seeds)

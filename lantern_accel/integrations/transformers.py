@@ -57,7 +57,7 @@ KINDS: dict[str, tuple[str, Describe]] = {
 _OURS = "_lantern_accel"
 
 
-def accelerated(
+def decoder_of(
     model: nn.Module, strategy: str | Strategy = "auto", head: str | Path | None = None,
     **overrides: object,
 ) -> Accelerated:  # fmt: skip
@@ -94,9 +94,9 @@ def accelerate(model: nn.Module, strategy: str | Strategy = "auto", **overrides:
     starts. Everything else of ``generate`` stays the model's own, and so does every argument. An image
     of Emu3 that cannot be decoded here is the model's own too, with a warning. Returns the model;
     ``model.restore()`` undoes it. ``strategy``, ``head`` and
-    ``overrides``: see :func:`accelerated`.
+    ``overrides``: see :func:`decoder_of`.
     """
-    ours = accelerated(model, strategy, **overrides)
+    ours = decoder_of(model, strategy, **overrides)
     kind: Any = type(model)
     if kind.__name__ not in (JANUS, *EMU3):
         raise ModelError(
@@ -217,7 +217,7 @@ def decode(
     request asks for and this decoder does not do.
     """
     known: Accelerated | None = vars(model).get(_OURS)
-    ours = accelerated(model) if known is None else known
+    ours = decoder_of(model) if known is None else known
     whole = generation_config.return_dict_in_generate
     check_outputs(generation_config, whole=True)
     check_stopping(stopping_criteria or ())

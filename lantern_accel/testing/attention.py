@@ -36,7 +36,7 @@ def _scores(q: Tensor, k: Tensor, seen: Tensor, scale: float | None = None) -> T
     return scores.masked_fill(~seen[..., : k.shape[1]], float("-inf"))
 
 
-def bound(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, dtype: torch.dtype) -> Tensor:
+def bound_error(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, dtype: torch.dtype) -> Tensor:
     """Bound attention's error, of what :func:`attention_of` takes: ``[R, t, H, d]``.
 
     A score is off by its sum's roundings in float32 and by one to the dtype; a weight by what its score
@@ -124,7 +124,7 @@ def _compare(
 ) -> None:  # fmt: skip
     """Compare attention with float64, of what :func:`attention_of` takes."""
     causes = partial(mistakes, got, q, k, v, seen, other)
-    want, near = attention_of(q, k, v, seen), bound(q, k, v, seen, q.dtype)
+    want, near = attention_of(q, k, v, seen), bound_error(q, k, v, seen, q.dtype)
     checked.hold(got, want, near, what, q.dtype, causes)
 
 

@@ -21,11 +21,11 @@ def operator(
     """
     name = schema.partition("(")[0]
 
-    def registered(function: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
+    def register(function: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
         _LIBRARY.define(schema)
         _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
         torch.library.register_fake(f"lantern_accel_cuda::{name}")(like)
         made: Callable[_Given, _Made] = getattr(torch.ops.lantern_accel_cuda, name)
         return made
 
-    return registered
+    return register

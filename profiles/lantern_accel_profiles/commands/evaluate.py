@@ -152,7 +152,7 @@ def evaluate(
         check_targets(output)
     else:
         check_target(grid)
-    with load.opened() as pipeline:
+    with load.open() as pipeline:
         from lantern_accel_profiles.evaluation.grid import FORTY, save_grid
         from lantern_accel_profiles.evaluation.run import Evaluator
 

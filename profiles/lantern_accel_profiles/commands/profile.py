@@ -154,7 +154,7 @@ def measure_run(
     if output is not None:
         check_output(output, resume=resume, trace=trace)
     began = time.perf_counter()
-    with load.opened(weights=weights) as pipeline:
+    with load.open(weights=weights) as pipeline:
         loaded = time.perf_counter() - began
         # Below here torch is imported, which the device precedes.
         from lantern_accel.testing.kit import run_checks

@@ -52,7 +52,7 @@ def tune(
         check_target(output)
     sizes = whole_numbers("--batch", batch, 1, bounds.MOST_BATCH)
     strategy_words([strategy])
-    with load.opened() as pipeline:
+    with load.open() as pipeline:
         # torch, which the device precedes
         from lantern_accel.generation.decision import describe_auto
         from lantern_accel.strategy.choices import choices_dir

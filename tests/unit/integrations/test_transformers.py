@@ -20,7 +20,7 @@ from lantern_accel import load
 from lantern_accel.errors import CheckpointError, ModelError, RequestError, StrategyError
 from lantern_accel.families.glm_image.grids import grids
 from lantern_accel.integrations import accelerate, restore
-from lantern_accel.integrations.transformers import accelerated, decode
+from lantern_accel.integrations.transformers import decode, decoder_of
 from lantern_accel.models.bundle import HEAD
 from lantern_accel.nn.draft_head import DraftHead, HeadFile, usual_head
 from lantern_accel.strategy.values import Window
@@ -121,7 +121,7 @@ def test_models_draw_their_own_tokens_whatever_is_set(own: Any, name: str, kind:
         if "janus" in kind:
             accelerate(model, strategy="scd")
         else:
-            accelerated(model, "scd")
+            decoder_of(model, "scd")
         drawn = model.generate(**asked)
         assert set_now() == before
     assert torch.equal(drawn, want) and vars(model)["_lantern_accel"].last is not None
@@ -202,7 +202,7 @@ def test_weights_are_shared_where_layouts_agree(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(decoding, "pack", lambda module, ops: None)  # as on most devices
     for model, most in ((janus(10, dim=64), 0.5), (glm(10, dim=64, head_dim=12), 0.4)):
         before = {name: p.clone() for name, p in model.named_parameters()}
-        ours = accelerated(model)
+        ours = decoder_of(model)
         target = ours.ready().model.target
         memory = ours.memory
         assert memory is not None and memory.beside < most * memory.shared, str(memory)
@@ -262,7 +262,7 @@ def test_glm_image_draws_the_same_greedily(
     sizes: dict[str, Any], size: tuple[int, int], strategy: str
 ) -> None:
     model, processor = glm(3, **sizes), glm_processor()
-    accelerated(model, strategy)
+    decoder_of(model, strategy)
     count = sum(a * b for a, b in grids(size[0] // 32, size[1] // 32))
     given = glm_inputs(processor, ["a red cube", "two  cats,\n asleep on a sphere "], *size)
     asked = {**given, "max_new_tokens": count + 1, "do_sample": False}
@@ -280,7 +280,7 @@ def test_glm_image_draws_by_the_law_that_transformers_built(strategy: str) -> No
     model, processor = glm(4, codes=40), glm_processor()
     with torch.no_grad():
         model.lm_head.weight[40:] *= 10.0
-    accelerated(model, strategy)
+    decoder_of(model, strategy)
     given = glm_inputs(processor, ["a red cube"] * 6, 32, 32)
     torch.manual_seed(1)
     made = model.generate(
@@ -289,7 +289,7 @@ def test_glm_image_draws_by_the_law_that_transformers_built(strategy: str) -> No
     )  # fmt: skip
     length = given["input_ids"].shape[1]
     with torch.no_grad():
-        target = accelerated(model, strategy).ready().model.target
+        target = decoder_of(model, strategy).ready().model.target
         target = target.resize(prefix_length=length, height=1, width=1)
         states = target.forward_dense(made[:, :length], made[:, length:-1])
         logits = model.lm_head(states[:, length - 1 :]).flatten(0, 1)
@@ -339,7 +339,7 @@ def chameleon(seed: int, *, heads: int = 4, codes: int = 16) -> Any:
 @pytest.mark.parametrize("strategy", ["vanilla", "scd"])
 def test_chameleon_draws_image_tokens(strategy: str, guidance: float | None) -> None:
     model = chameleon(2)
-    accelerated(model, strategy)
+    decoder_of(model, strategy)
     start, first, codes = 21, 4, 16
     ids = torch.tensor([[0, 25, 26, 27, 22, start]])
     more = {} if guidance is None else {"guidance_scale": guidance}

@@ -20,7 +20,7 @@ from support.hub_models import glm, glm_inputs, glm_processor, janus
 
 from lantern_accel.errors import LanternError, ModelError
 from lantern_accel.integrations import accelerate, restore
-from lantern_accel.integrations.transformers import accelerated, decode
+from lantern_accel.integrations.transformers import decode, decoder_of
 
 PROMPTS = torch.tensor([[90, 5, 6, 7, 8, 92], [91, 91, 90, 9, 10, 92]])
 ASKED = {
@@ -80,22 +80,22 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("what", CHANGES)
 def test_tokens_are_those_of_the_module_as_it_is(model: Any, what: str) -> None:
     before = ours(model)
-    held = accelerated(model, "vanilla").ready()
+    held = decoder_of(model, "vanilla").ready()
     CHANGES[what](model)
     want = own(model)
     assert torch.equal(ours(model), want)
     assert not torch.equal(want, before) or what in ("rounded", "moved")
-    found = accelerated(model, "vanilla").ready()
+    found = decoder_of(model, "vanilla").ready()
     assert found is not held
     assert (found.model.weights_hash == held.model.weights_hash) == (what == "moved")
-    assert accelerated(model, "vanilla").ready() is found  # nothing has changed since
+    assert decoder_of(model, "vanilla").ready() is found  # nothing has changed since
 
 
 def test_another_dtype_is_taken(model: Any) -> None:
     for dtype in (torch.bfloat16, torch.float16):
         model.to(dtype)
         assert ours(model).shape == (2, 9)
-        assert accelerated(model).ready().model.target.weight.dtype == dtype
+        assert decoder_of(model).ready().model.target.weight.dtype == dtype
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -254,7 +254,7 @@ def test_glm_image_as_a_callable() -> None:
     model = glm(3)
     given = glm_inputs(glm_processor(), ["a red cube"], 32, 32)
     asked = {**given, "max_new_tokens": 40, "do_sample": False}
-    accelerated(model, "vanilla")
+    decoder_of(model, "vanilla")
     for seed in (3, 4):
         model.load_state_dict(glm(seed).state_dict())
         made = model.generate(**asked, custom_generate=decode)

@@ -18,7 +18,7 @@ import torch
 from support.hub_models import glm, glm_inputs, glm_processor, janus
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.integrations import accelerate
-from lantern_accel.integrations.transformers import accelerated, decode
+from lantern_accel.integrations.transformers import decoder_of, decode
 
 assert "native kernels: none" in open_backend("cpu").facts().notes
 prompts = torch.tensor([[90, 5, 6, 7, 8, 92]])
@@ -41,7 +41,7 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
             assert torch.equal(draw(copy.deepcopy(model)), made)
         else:
             assert made.shape == want.shape
-        memory = accelerated(model).memory
+        memory = decoder_of(model).memory
         assert memory.beside > 0, memory
         print(make.__name__, dtype, memory)
 """

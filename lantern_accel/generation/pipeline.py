@@ -228,11 +228,14 @@ class Pipeline:
         strategy = self.measurements.resolve(asked, size, sampling)
         part = BatchPlan(images=size, rows=size, strategy=strategy, memory=0, free=None)
         made = Batch[ImageJob](self.runtime, part, sampling, shape)
-        state, family = made.engine.state, self.model.family
+        state, model = made.engine.state, self.model
+        start = Rows(torch.zeros_like(state.condition), torch.ones_like(state.prefix_mask))
         # A model whose captions come from a file knows none of the examples.
         with contextlib.suppress(LanternError, IndexError):
-            self.conditions([family.examples(self.manifest)[0]])  # reads a text encoder
-        start = Rows(torch.zeros_like(state.condition), torch.ones_like(state.prefix_mask))
+            known = self.conditions([model.family.examples(self.manifest)[0]]).pick([0] * size)
+            rows = model.family.rows(model, known, sampling)
+            if (rows.condition.shape, rows.mask.shape) == (start.condition.shape, start.mask.shape):
+                start = rows
         made.begin([ImageJob(index, "", 0, 0) for index in range(size)], start)
         made.engine.leave_out(0)
         self.pixels(made.run().decoded.tokens, shape)

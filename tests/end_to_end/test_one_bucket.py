@@ -34,7 +34,7 @@ with lantern_accel.load(sys.argv[1], device="hpu", options=options, dtype="float
     # Not a graph, and not a recipe either: loading, reading and drawing were warmed up as well.
     after = pipeline.backend.counters()
     # What rose between two steps is told with the second, of the same recipes that were counted before.
-    assert {n: after[n] for n in warm} == warm, after
+    assert {n: after[n] for n in warm} == warm, (warm, after)
     assert {n for n in after if not n.startswith("between.")} <= set(warm), after
     # A bucket's key that holds a number is caught.
     values.Sampling.bucket = property(lambda self: self.model_dump_json())

@@ -94,7 +94,7 @@ def doubled() -> int:
 
 
 BOUNDS = {
-    "lines of all that the wheel holds": (lambda: sum(map(lines, WHEEL)), 65940),
+    "lines of all that the wheel holds": (lambda: sum(map(lines, WHEEL)), 65943),
     "lines of tests": (lambda: lines(ROOT / "tests"), 50430),
     "lines of decoding with its sources": (lambda: lines(PACKAGE / "decoding"), 3949),
     "Any, in annotations and aliases": (loose, 183),

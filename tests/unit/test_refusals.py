@@ -133,6 +133,7 @@ COMMANDS: list[tuple[list[str], str]] = [
     (["serve", "--api-keys", "gone.txt"], "(No such file or directory); name a file"),
     (["serve", "--host", "none.invalid"], "not an address of this machine; name one"),
     (["bench", "--batch", ""], "--batch takes numbers from 1"),
+    (["stepcost", "--batch", "1.5"], "takes integers, such as 1,4"),
     (["conform", "cpu", "--only", "rotary"], "known: accept, attention"),
     (["serve", "--port", "0", "--cors", "example.org"], "such as https://example.org"),
     (["serve", "--port", "0", "--root-path", "a b"], "--root-path takes a path"),

@@ -16,7 +16,7 @@ from lantern_accel.strategy.values import ChainTree, Strategy
 from lantern_accel_profiles.measure.record import PHASES, Interval, Run, not_measured
 from lantern_accel_profiles.report import render
 from lantern_accel_profiles.report.comparison import compare
-from lantern_accel_profiles.report.rows import Row, phase_ms, row_of
+from lantern_accel_profiles.report.rows import Row, phase_ms, row_of, twin_of
 from lantern_accel_profiles.report.verdict import device_sentences
 
 
@@ -96,6 +96,21 @@ def test_without_vanilla_there_is_no_speedup() -> None:
     row = rows_of(invented_run(names=["eagle"]))["eagle"]
     assert row.speedup.startswith("not measured: vanilla")
     assert row.verdict == row.speedup
+
+
+def test_a_relaxed_cell_is_held_against_exact_decoding_with_its_drafts() -> None:
+    run = invented_run(names=["lantern", "eagle", "eagle2"])
+    found = twin_of(run, run.cells[0])
+    assert found is not None and found.strategy.name == "eagle2"
+
+
+def test_a_point_that_is_not_believed_puts_no_other_behind_it() -> None:
+    run = invented_run(names=["vanilla", "eagle"])
+    fronts = {p.strategy: p.front for p in compare([run], profiles=[]).models[0].points}
+    assert fronts == {"vanilla": False, "eagle": True}
+    change_samples(run.cells[1:], others_cpu=0.9)
+    fronts = {p.strategy: p.front for p in compare([run], profiles=[]).models[0].points}
+    assert fronts["vanilla"]
 
 
 def test_energy_is_an_image_and_a_joule() -> None:

@@ -250,11 +250,15 @@ def curve_of(*runs: Run, **terms: Any) -> str:
 
 
 def test_the_curve_names_its_front_and_draws_the_bound() -> None:
+    from lantern_accel_profiles.report.figures import glyphs
+
     svg = curve_of(invented_run("a", batches=(1, 4)), invented_run("b", batches=(1, 4), speed=900))
     assert svg.count(">eagle, batch 4</text>") >= 1
     assert ">2 s</text>" not in svg
     assert ">vanilla, batch 1</text>" not in svg  # eagle is faster, sooner and as exact
-    assert ">2 s</text>" in curve_of(invented_run("a"), latency_s=2.0)
+    alone = curve_of(invented_run("a"), latency_s=2.0)
+    role, _ = glyphs(["a"])["a"]
+    assert ">2 s</text>" in alone and f"var(--{role})" in alone
 
 
 @pytest.mark.parametrize("count", [1, pytest.param(30, marks=pytest.mark.long)])

@@ -161,6 +161,10 @@ def test_runs_that_nobody_named_are_called_after_their_device() -> None:
     other = {"backend": "xla", "name": f"{facts.name} through XLA"}
     xla.environment.device = facts.model_copy(update=other)
     later = named("cpu-20261123-0901-89fa3cbd")
+    tiles = named("cpu-20261123-0900-89fa3cbf")
+    facts = tiles.environment.device
+    noted = facts.model_copy(update={"notes": ("units: AVX512", "kernels: AMX")})
+    tiles.environment.device = noted
     twins = [named(f"cpu-20261123-0800-{i:08x}") for i in range(3)]
     for runs, tails in (
         ([first], [""]),
@@ -168,6 +172,7 @@ def test_runs_that_nobody_named_are_called_after_their_device() -> None:
         ([first, rounded], [", full weights", ", int8 weights"]),
         ([first, later], ["", " (2)"]),
         (twins, ["", " (2)", " (3)"]),
+        ([first, tiles], [", unnamed kernels", ", AMX kernels"]),
         ([first, xla], [", through abacus", ", through xla"]),
     ):
         found = [run.name for run in readable_names(runs)]

@@ -21,7 +21,7 @@ import stat
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import methodcaller
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -69,6 +69,18 @@ def persistent_dir(name: str) -> Path | None:
     with contextlib.suppress(OSError):
         return None if isinstance(cache, str) else _usable(cache / name)
     return None
+
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Keep other processes, and threads, from the block; a file system without locks keeps none."""
+    from filelock import FileLock  # it loads asyncio, and every command imports this module
+
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError, NotImplementedError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(FileLock(path))
+        yield
 
 
 def _usable(folder: Path) -> Path:

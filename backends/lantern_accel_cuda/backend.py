@@ -139,10 +139,10 @@ class DeviceBackend(Backend):
             free = torch.cuda.mem_get_info(self.device)[0]
             count = 0 if self._card.exclusive() else first_use.processes(free)
             if count and (path := made.kept.path) is not None:
-                check = partial(
-                    first_use.check, self.device.index or 0, folder=path.parent, program=PROGRAM
+                start = partial(
+                    first_use.start, self.device.index or 0, folder=path.parent, program=PROGRAM
                 )
-                first_use.run(names, settled, count, check, path.with_suffix(".checking"))
+                first_use.run(names, settled, count, start, path.with_suffix(".checking"))
 
         ready = partial(trivial.run, self.device)
         checks = agreement.checks_of(self.site)

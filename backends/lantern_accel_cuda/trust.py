@@ -22,11 +22,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from lantern_accel.device.waiting import waiting
 from lantern_accel.errors import DeviceLostError, LanternWarning
-from lantern_accel.files import persistent_dir, read_record, write_record
+from lantern_accel.files import alone, persistent_dir, read_record, write_record
 from lantern_accel_cuda import faults
 
 Check = Callable[[], object]
@@ -212,16 +210,6 @@ class Trust:
         if not by_kernel and faults.lacking(error):
             self._lacks(error)
         self._passing[kernel] = _line(error)
-
-
-@contextlib.contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Keep other processes, and threads, from the block; a file system without locks keeps none."""
-    with contextlib.ExitStack() as held:
-        with contextlib.suppress(OSError, NotImplementedError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            held.enter_context(FileLock(path))
-        yield
 
 
 def _line(error: BaseException) -> str:

@@ -46,7 +46,7 @@ class Filters:
         self._sums = () if sums is None else (sums,)
 
     def sample(self, weights: Tensor, uniform: Tensor) -> Tensor:
-        """Sample codes of the shape of ``uniform``, as :meth:`.SamplingOps.draw` does."""
+        """Sample codes of the shape of ``uniform``, as :meth:`.SamplingOps.sample` does."""
         return self.ops.sample(weights, uniform, *self._sums)
 
     @classmethod

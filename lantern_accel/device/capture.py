@@ -171,7 +171,7 @@ def listening(ops: Capture, listener: PhaseListener) -> Iterator[None]:
     """Report every phase of eager steps to ``listener`` inside the block.
 
     ``listener(name)`` returns the context that the phase runs in. The listener before it is put back
-    afterwards. A replay has no phases to report; see ``Replay.timed``.
+    afterwards. A replay has no phases to report; see ``Replay.time_phases``.
     """
     before, ops.listener = ops.listener, listener
     try:

@@ -88,7 +88,7 @@ def guide(
 class Tables:
     """What draws and filters look up, made once for an engine; None where they take nothing.
 
-    ``sums``: for :meth:`SamplingOps.draw`. ``filter``: for :meth:`SamplingOps.filter`; only the device
+    ``sums``: for :meth:`SamplingOps.sample`. ``filter``: for :meth:`SamplingOps.filter`; only the device
     looks inside.
     """
 

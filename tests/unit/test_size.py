@@ -94,8 +94,8 @@ def doubled() -> int:
 
 
 BOUNDS = {
-    "lines of all that the wheel holds": (lambda: sum(map(lines, WHEEL)), 65943),
-    "lines of tests": (lambda: lines(ROOT / "tests"), 50455),
+    "lines of all that the wheel holds": (lambda: sum(map(lines, WHEEL)), 65951),
+    "lines of tests": (lambda: lines(ROOT / "tests"), 50489),
     "lines of decoding with its sources": (lambda: lines(PACKAGE / "decoding"), 3949),
     "Any, in annotations and aliases": (loose, 183),
     "attributes that are read by name": (read_by_name, 60),

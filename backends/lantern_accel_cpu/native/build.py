@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import ctypes
 import hashlib
 import logging
@@ -12,14 +11,13 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from lantern_accel.device.waiting import waiting
 from lantern_accel.errors import BackendError
-from lantern_accel.files import cache_dir
+from lantern_accel.files import alone, cache_dir
 
 HERE = Path(__file__).parent
 #: Where a wheel has the library, with every unit of its processor family.
@@ -231,16 +229,10 @@ def build_library(units: list[str]) -> Path:
     path = target(units)
     if path.is_file():
         return path
-    from filelock import FileLock  # it loads asyncio, and every command imports this module
-
     with (
         waiting("building native CPU kernels, once", _LOG, logging.WARNING),
-        contextlib.ExitStack() as held,
+        alone(path.with_suffix(".lock")),
     ):
-        # A file system without locks keeps nobody out; what cannot be written is reported when compiling.
-        with contextlib.suppress(OSError, NotImplementedError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            held.enter_context(FileLock(path.with_suffix(".lock")))
         if not path.is_file():
             compile_library(units, path)
     return path
@@ -282,24 +274,29 @@ def compile_library(units: list[str], path: Path) -> None:
 
 def _run(calls: list[list[str]]) -> None:
     """Run compilers side by side; raises BackendError with the first error."""
-    with ThreadPoolExecutor(len(calls)) as threads:
-        running = [threads.submit(_run_compiler, call) for call in calls]
-    failed = next(filter(None, (one.result() for one in running)), "")
+    running = [
+        subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for call in calls
+    ]
+    failed = ""
+    for process in running:
+        try:
+            errors = process.communicate(timeout=PATIENCE)[1]
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            errors = f"error: nothing within {PATIENCE} seconds"
+        except BaseException:  # an interrupt leaves no compiler behind
+            for one in running:
+                one.kill()
+            raise
+        if process.returncode and not failed:
+            lines = [line.strip() for line in errors.splitlines() if line.strip()]
+            failed = next((line for line in lines if "error" in line), (lines or ["no output"])[-1])
     if failed:
         raise BackendError(
             f"native kernels do not compile with {calls[0][0]}: {failed}; try another compiler with CXX"
         )
-
-
-def _run_compiler(call: list[str]) -> str:
-    """Run a compiler; return its first error, empty where it has none."""
-    try:
-        done = subprocess.run(call, capture_output=True, text=True, timeout=PATIENCE)
-    except subprocess.TimeoutExpired:
-        return f"nothing within {PATIENCE} seconds"
-    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    said = next((line for line in lines if "error" in line), (lines or ["no output"])[-1])
-    return said if done.returncode else ""
 
 
 def main() -> None:

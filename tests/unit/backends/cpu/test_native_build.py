@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -171,6 +172,28 @@ def test_a_first_use_says_that_it_builds_and_a_second_one_waits(
     assert told[-1].startswith("building native CPU kernels, once: done in ")
     build.build_library(units)
     assert len(told) == len(caplog.records)
+
+
+@native.needs_native
+def test_an_interrupt_leaves_no_compiler_behind(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started: list[subprocess.Popen[str]] = []
+
+    class Compiler(subprocess.Popen[str]):
+        def __init__(self, call: list[str], **given: Any) -> None:
+            super().__init__(["sleep", "60"], **given)
+            started.append(self)
+
+        def communicate(self, *given: Any, **named: Any) -> Any:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "Popen", Compiler)
+    with pytest.raises(KeyboardInterrupt):
+        build.compile_library(build.chosen_units(), tmp_path / "library.so")
+    for one in started:
+        with one:
+            assert one.wait(10) == -9
 
 
 @native.needs_native
